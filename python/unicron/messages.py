@@ -1,0 +1,423 @@
+"""Everything that crosses a process boundary, as typed MessagePack structs with a version and size limits.
+
+No pickle anywhere. A message is ``encode(msg)``: one byte of version, then the MessagePack of a tagged union.
+``decode`` refuses by name: wrong version, too large, truncated, unknown type, wrong field.
+
+Three boundaries:
+  worker <-> agent   Unix socket (0600), frames of u32 length + message; agent -> worker frames carry a binary
+                     prefix that the native monitor reads (csrc/monitor/worker_monitor.h)
+  agent <-> template Unix socket, same framing
+  agent <-> coordinator, command line <-> coordinator   ZeroMQ with CURVE
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from unicron.types import EpochPlan, Layout, Rank, Stage
+
+PROTOCOL_VERSION = 1
+MESSAGE_BYTES_MAX = 4 << 20
+TEXT_CHARS_MAX = 16_384  # exception texts, reasons: truncated at the door, by the sender
+
+
+class _Message(
+    msgspec.Struct, frozen=True, tag_field="message", tag=True, forbid_unknown_fields=True
+):
+    pass
+
+
+# ---------------------------------------------------------------- worker -> agent
+
+
+class WorkerHello(_Message):
+    task: str
+    worker: str
+    incarnation: int
+    pid: int
+
+
+class WorkerReady(_Message):
+    """The model is built and managed (a member), or built for a guessed role and waiting (an understudy)."""
+
+    worker: str
+    rank: Rank  # role held, or the role guessed
+    waiting: bool
+
+
+class CollectiveFailed(_Message):
+    """A collective raised and no new epoch has explained it yet. A symptom, not a verdict."""
+
+    worker: str
+    rank: Rank
+    epoch: int
+    iteration: int
+    stage: Stage
+    inside: bool  # a group inside the replica (True) or one that spans replicas
+    text: str
+
+
+class ExceptionRaised(_Message):
+    """Sent before the process unwinds."""
+
+    worker: str
+    rank: Rank
+    epoch: int
+    iteration: int
+    micro_batch: int
+    stage: Stage
+    type: str
+    text: str
+    where: str  # file:line of the innermost frame of the script
+    raised_ns: int  # CLOCK_MONOTONIC
+
+
+class StateLost(_Message):
+    """No live worker holds a clean copy of some shard of the agreed version."""
+
+    worker: str
+    rank: Rank
+    epoch: int
+    iteration: int
+    positions: tuple[int, ...]  # positions inside the replica (tp + tp_size * pp) without a holder
+
+
+class Healed(_Message):
+    """The interrupted iteration is committed; one rank's account of the recovery."""
+
+    worker: str
+    rank: Rank
+    epoch: int
+    iteration: int
+    interrupted: int  # the iteration the failure interrupted
+    iteration_ms: float  # wall time of the interrupted iteration on this rank
+    median_ms: float  # median of the iterations before it
+    committed_ns: int
+    micro_batches_recomputed: tuple[tuple[int, int], ...]  # (iteration, micro-batch) whose forward began again here
+    recompute_ms: float
+    groups_kept: int
+    groups_rebuilt: int
+    state_source: str
+    iterations_lost: int
+    phases_ms: dict[str, float]  # seconds by phase of recovery: await_plan, regroup_inside, compute, regroup_cross...
+
+
+class Saved(_Message):
+    worker: str
+    rank: Rank
+    iteration: int
+    path: str
+
+
+class Finished(_Message):
+    """The script returned from its last iteration; the process is about to exit with 0."""
+
+    worker: str
+    rank: Rank
+
+
+class ArenaRequest(_Message):
+    """RPC on a connection of its own. Answered by ArenaGrant with one descriptor (SCM_RIGHTS)."""
+
+    task: str
+    worker: str
+    rank: Rank
+    nbytes: int
+    digest: str  # of the arena's index: names, offsets, bytes, dtypes
+    adopt: bool  # the role's last arena on this node is wanted; else a fresh one
+
+
+# ---------------------------------------------------------------- agent -> worker
+
+
+class WorkerWelcome(_Message):
+    """Answer to WorkerHello; followed by descriptors: pulse memfd."""
+
+    node: str
+    pulse_slot: int
+    pulse_bytes: int
+    store_secret: str  # CURVE secret key (Z85) this worker uses towards rendezvous stores
+    store_public: str
+    layout: Layout
+    rank: Rank  # role, or for an understudy the role to guess
+    waiting: bool  # True: understudy or joiner: build on stand-in groups, then wait for a plan naming this worker
+    checkpoint_dir: str
+    checkpoint_every: int
+
+
+class ArenaGrant(_Message):
+    nbytes: int
+    adopted: bool
+    refused: str = ""  # why the last arena was not given (other digest, owner alive after the bound, none)
+
+
+# ---------------------------------------------------------------- agent <-> template
+
+
+class Fork(_Message):
+    worker: str
+    argv: tuple[str, ...]  # script and its arguments
+    env: dict[str, str]
+    cwd: str
+    stdout: str
+    stderr: str
+
+
+class Forked(_Message):
+    worker: str
+    pid: int
+
+
+class ChildStatus(_Message):
+    worker: str
+    pid: int
+    kind: str  # exited | signaled | stopped | continued
+    status: int  # exit code or signal
+
+
+# ---------------------------------------------------------------- agent -> coordinator
+
+
+class WorkerStatus(_Message):
+    task: str
+    worker: str
+    incarnation: int
+    pid: int
+    rank: Rank
+    waiting: bool
+    ready: bool
+    epoch: int
+    stage: Stage
+    iteration: int
+
+
+class AgentHello(_Message):
+    node: str
+    incarnation: int  # of the agent; a restarted agent has a higher one
+    slots: int
+    understudies: int
+    store: str  # endpoint at which this agent would host rendezvous stores
+    store_key: str
+    workers: tuple[WorkerStatus, ...] = ()  # what lives here already (a coordinator that comes back finds it)
+    plans: tuple[EpochPlan, ...] = ()  # newest plan known, per task
+
+
+class AgentHeartbeat(_Message):
+    node: str
+    incarnation: int
+    sequence: int
+    workers: tuple[WorkerStatus, ...] = ()
+
+
+class WorkerUp(_Message):
+    node: str
+    status: WorkerStatus
+
+
+class WorkerLost(_Message):
+    """A worker is dead, with positive evidence."""
+
+    node: str
+    task: str
+    worker: str
+    incarnation: int
+    rank: Rank  # -1: it held no role
+    method: str  # Method
+    cause: str  # "signal 9", "exit code 3", an exception's type
+    text: str
+    stage: Stage
+    iteration: int
+    micro_batch: int
+    fault_ns: int  # when an injected fault happened, else 0 (CLOCK_MONOTONIC of that node)
+    seen_ns: int
+    log: str  # path of its stderr
+    where: str = ""
+
+
+class WorkerStopped(_Message):
+    node: str
+    task: str
+    worker: str
+    rank: Rank
+    fault_ns: int
+    seen_ns: int
+    traced: bool = False  # a debugger or a frozen cgroup explains it
+
+
+class WorkerContinued(_Message):
+    node: str
+    task: str
+    worker: str
+    rank: Rank
+
+
+class WorkerStalled(_Message):
+    """The loop did not advance for stalled_ms, budget_ms being 3 x the usual of this stage."""
+
+    node: str
+    task: str
+    worker: str
+    rank: Rank
+    stage: Stage
+    iteration: int
+    micro_batch: int
+    waiting_in_collective: bool
+    stalled_ms: float
+    budget_ms: float
+    fault_ns: int
+    seen_ns: int
+
+
+class WorkerExited(_Message):
+    """Ended by itself with exit code 0, or as told."""
+
+    node: str
+    task: str
+    worker: str
+    rank: Rank
+    code: int
+
+
+class FromWorker(_Message):
+    """A worker's own message, passed on unchanged with the node's name."""
+
+    node: str
+    task: str
+    body: CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
+    seen_ns: int
+
+
+# ---------------------------------------------------------------- coordinator -> agent
+
+
+class TaskSpec(_Message):
+    """What a node needs to start workers of a task."""
+
+    task: str
+    command: tuple[str, ...]  # script and arguments
+    cwd: str
+    env: dict[str, str]
+    layout: Layout
+    log_dir: str
+    checkpoint_dir: str
+    checkpoint_every: int  # 0: never
+    stopped_grace_ms: int
+    stall_factor: float
+    managed: bool  # False: a torchrun script that never joins: supervised and restarted only
+    restart_count: int = 0
+
+
+class AgentWelcome(_Message):
+    term: int
+
+
+class StartWorkers(_Message):
+    """Start one worker per entry: (worker id, incarnation, rank or guessed rank, waiting)."""
+
+    spec: TaskSpec
+    epoch: int
+    workers: tuple[tuple[str, int, Rank, bool], ...]
+    node_rank: int = 0
+    nnodes: int = 1
+    master_port: int = 0
+    reason: str = ""
+
+
+class PublishEpoch(_Message):
+    plan: EpochPlan
+
+
+class EndWorker(_Message):
+    """Kill with evidence: the reason names it."""
+
+    task: str
+    worker: str
+    reason: str
+
+
+class StopTask(_Message):
+    task: str
+    reason: str
+
+
+class FinishUnderstudies(_Message):
+    """The task is done: waiting workers leave with exit code 0."""
+
+    task: str
+    reason: str
+
+
+class ArmFault(_Message):
+    """Arm a fault in a worker's pulse page; it does it to itself exactly there (unicron inject)."""
+
+    task: str
+    rank: Rank
+    fault: str  # kill | segv | abort | exit | exception | oom | stop | deadlock | gil | reset | leave
+    point: str  # compute | forward | pipeline | tie | reduce | commit | step | idle | now
+    iteration: int  # -1: the next time it passes
+    micro_batch: int = -1
+
+
+# ---------------------------------------------------------------- command line <-> coordinator
+
+
+class Request(_Message):
+    verb: str  # submit | ps | incidents | inject | cancel | nodes | describe | shutdown ...
+    arguments: dict[str, Any] = {}
+
+
+class Reply(_Message):
+    ok: bool
+    error: str = ""  # one line that says what to do
+    result: Any = None
+
+
+AnyMessage = (
+    WorkerHello | WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
+    | ArenaRequest | WorkerWelcome | ArenaGrant | Fork | Forked | ChildStatus | WorkerStatus | AgentHello
+    | AgentHeartbeat | WorkerUp | WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerExited
+    | FromWorker | TaskSpec | AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask
+    | FinishUnderstudies | ArmFault | Request | Reply
+)  # fmt: skip
+
+
+class MessageRefused(ValueError):
+    """A message that cannot be taken: the name says which way it is wrong."""
+
+
+class UnknownVersion(MessageRefused):
+    pass
+
+
+class TooLarge(MessageRefused):
+    pass
+
+
+class Malformed(MessageRefused):
+    """Truncated, of unknown type, or with a wrong field."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Any) -> bytes:
+    data = bytes((PROTOCOL_VERSION,)) + _encoder.encode(message)
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise TooLarge(f"{type(message).__name__} is {len(data)} bytes, limit {MESSAGE_BYTES_MAX}")
+    return data
+
+
+def decode(data: bytes) -> Any:
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise TooLarge(f"message of {len(data)} bytes, limit {MESSAGE_BYTES_MAX}")
+    if not data:
+        raise Malformed("empty message")
+    if data[0] != PROTOCOL_VERSION:
+        raise UnknownVersion(f"message version {data[0]}, this unicron speaks {PROTOCOL_VERSION}")
+    try:
+        return _decoder.decode(memoryview(data)[1:])
+    except msgspec.DecodeError as error:
+        raise Malformed(str(error)) from None

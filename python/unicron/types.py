@@ -1,0 +1,159 @@
+"""The vocabulary: ids, severities, layouts and membership plans.
+
+Plain frozen values without behaviour beyond arithmetic on themselves. Everything above (machines, runtime,
+training) speaks in these; nothing here imports anything of unicron.
+
+Ranks are stable: a role keeps its number for the life of the task, whatever leaves or joins. A task's full
+width is ``Layout.dp`` replicas; ``EpochPlan.replicas`` says which of them are alive.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+Rank = int
+
+
+class Severity(enum.StrEnum):
+    """How bad a failure is (PAPERS: Unicron, table of error severities; FATAL and INFO are ours)."""
+
+    SEV1 = "SEV1"  # node or hardware is bad: isolate, reconfigure
+    SEV2 = "SEV2"  # restart the process
+    SEV3 = "SEV3"  # retry in place
+    FATAL = "FATAL"  # code, data or configuration is wrong: stop the task
+    INFO = "INFO"  # count only
+
+
+class Method(enum.StrEnum):
+    """Which of the in-band ways saw the failure first."""
+
+    PROCESS = "process"
+    EXCEPTION = "exception"
+    CONNECTION = "connection"
+    STATISTICS = "statistics"
+    HARDWARE = "hardware"
+    NCCL = "nccl"
+    NOTICE = "notice"
+
+
+class Outcome(enum.StrEnum):
+    HEALED = "healed"
+    RESIZED = "resized"
+    UNAFFECTED = "unaffected"
+    STOPPED = "stopped"
+
+
+class StateSource(enum.StrEnum):
+    OWN_ARENA = "own_arena"  # arena of the role's last holder on this node
+    NODE_ARENA = "node_arena"  # another process's arena on this node
+    REPLICA = "replica"
+    BUDDY = "buddy"
+    CHECKPOINT = "checkpoint"
+    NONE_NEEDED = "none_needed"
+
+
+class Stage(enum.IntEnum):
+    """Where a worker's training loop is. The same numbers stand in the pulse page and in the arena's header.
+
+    The order is the order inside one iteration (MECHANICS 1.2): collectives inside a replica first (TIE), those
+    between replicas after them (REDUCE, COMMIT), none inside a replica again before the commit.
+    """
+
+    STARTING = 0  # imports, model being built
+    IDLE = 1  # between iterations: data, logging, the script's own code
+    COMPUTE = 2
+    TIE = 3  # tied embeddings and other in-replica gradient collectives
+    REDUCE = 4
+    COMMIT = 5
+    STEP = 6  # parameters are being written; state is torn if the process dies here
+    HEAL = 7  # regrouping, exchanging records, fetching state
+    EVALUATE = 8  # declared with session.expect()
+    SAVE = 9
+    WAITING = 10  # understudy waiting for a role
+    DONE = 11
+
+
+class PlanKind(enum.StrEnum):
+    START = "start"
+    REPLACE = "replace"  # lost roles got heirs; width unchanged
+    SHRINK = "shrink"  # a replica left
+    GROW = "grow"  # a replica joined
+    RECONNECT = "reconnect"  # connections broke with all ends alive
+    RESTORE = "restore"  # last holder of a state lost: everybody returns to a checkpoint
+
+
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a task is spread. dp is the full width (replica indices run 0..dp-1, some may be absent)."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    micro_batch: int = 1  # samples in one micro-batch
+    num_micro_batches: int = 1  # M: micro-batches of one iteration, for the whole task
+
+    @property
+    def replica_size(self) -> int:
+        return self.tp * self.pp * self.cp
+
+    @property
+    def world_size(self) -> int:
+        return self.replica_size * self.dp
+
+    def rank_of(self, tp: int, dp: int, pp: int) -> Rank:
+        """Megatron's order tp-cp-ep-dp-pp."""
+        return tp + self.tp * (dp + self.dp * pp)
+
+    def coords(self, rank: Rank) -> tuple[int, int, int]:
+        """(tp, dp, pp) of a rank."""
+        return rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
+
+    def replica_of(self, rank: Rank) -> int:
+        return self.coords(rank)[1]
+
+    def replica_ranks(self, replica: int) -> tuple[Rank, ...]:
+        return tuple(
+            self.rank_of(t, replica, p) for p in range(self.pp) for t in range(self.tp)
+        )
+
+
+class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who holds a role in an epoch."""
+
+    rank: Rank
+    node: str
+    worker: str  # unique for the task's life, e.g. "n0.w3"
+    incarnation: int = 0  # grows with every worker started on the node
+
+
+class EpochPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One version of a task's membership, as decided by the coordinator and journaled before it is sent."""
+
+    task: str
+    epoch: int
+    kind: PlanKind
+    layout: Layout
+    replicas: tuple[int, ...]  # live replica indices, sorted
+    members: tuple[Member, ...]  # sorted by rank; exactly the ranks of the live replicas
+    touched: tuple[Rank, ...] = ()  # lost, replaced or disconnected since the previous epoch
+    heirs: tuple[Rank, ...] = ()  # ranks whose worker is new in this epoch
+    store: str = ""  # tcp://host:port of the epoch's rendezvous store (agent of the lowest surviving node)
+    store_key: str = ""  # its CURVE public key (Z85)
+    restore: str = ""  # RESTORE: checkpoint directory to load, for everybody
+    incidents: tuple[str, ...] = ()  # incident ids this plan answers
+    reason: str = ""
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        return tuple(m.rank for m in self.members)
+
+    def member(self, rank: Rank) -> Member | None:
+        return next((m for m in self.members if m.rank == rank), None)
+
+    def wounded(self) -> tuple[int, ...]:
+        """Live replicas in which a rank was touched."""
+        hit = {self.layout.replica_of(r) for r in self.touched}
+        return tuple(r for r in self.replicas if r in hit)
