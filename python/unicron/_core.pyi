@@ -1,0 +1,164 @@
+"""The native core. Regenerated from the built module and compared by tests/typing."""
+
+from typing import final
+
+class UnicronError(Exception): ...
+class Timeout(UnicronError, TimeoutError): ...
+class ArenaRefused(UnicronError): ...
+
+__version__: str
+cuda: bool  # built with CUDA sources
+
+# ------------------------------------------------------------------ monitor
+
+PULSE_PAGE_BYTES: int  # 4096
+
+def create_pulse_pages(num_slots: int) -> int:
+    """A memfd of num_slots pulse pages with initialised robust mutexes; returns the descriptor (caller owns it)."""
+
+@final
+class PulsePage:
+    """One worker's page of shared facts: written by its loop in nanoseconds, read by its agent."""
+
+    def __init__(self, fd: int, slot: int) -> None: ...
+    def reset(self) -> None:
+        """Agent: prepare the page for a new worker (mutex re-initialised, fields zeroed)."""
+
+    # worker side
+    def advance(self, stage: int, iteration: int, micro_batch: int) -> None:
+        """The loop moved: writes the three numbers, since_ns and progress + 1."""
+
+    def set_waiting(self, waiting: bool) -> None:
+        """The loop's thread is inside a collective (waiting for others)."""
+
+    def committed(self, iteration: int, loss: float) -> None: ...
+    def take_fault(self, point: int, iteration: int, micro_batch: int) -> int:
+        """Kind of the armed fault if it is armed for exactly here (and disarm it, write fault_ns), else 0."""
+
+    # agent side
+    def arm_fault(self, kind: int, point: int, iteration: int, micro_batch: int) -> None:
+        """iteration or micro_batch -1: any; point 0: any."""
+
+    def mark_fault(self) -> None:
+        """fault_ns := now (a fault done from outside)."""
+    stage: int
+    iteration: int
+    micro_batch: int
+    since_ns: int
+    progress: int
+    waiting: bool
+    committed_iteration: int  # -1 before the first
+    committed_ns: int
+    loss: float
+    beat_ns: int  # native thread, 20 Hz: the process is alive and scheduled
+    fault_ns: int
+    owner_pid: int  # 0 until the holder thread has the mutex
+
+@final
+class WorkerMonitor:
+    """Inside a worker: native threads that hold the robust mutex, beat, read the agent's frames and end stuck collectives.
+
+    When the agent's connection ends, the process ends at once (_exit 75): a worker must not outlive its keeper unseen.
+    """
+
+    def __init__(self, control_fd: int, pulse: PulsePage) -> None: ...
+    def register_group(self, group: int, fds: list[int], ranks: list[int], cross: bool) -> None:
+        """Sockets of one process group. cross: it spans replicas and is shut at every new epoch; else it is shut when a
+        touched rank is one of `ranks`."""
+
+    def forget_group(self, group: int) -> None: ...
+    def shut_groups(self, touched: list[int]) -> int:
+        """As if a plan had arrived (used by tests and the reset fault); number of sockets shut."""
+
+    def newest_epoch(self) -> int:
+        """Newest epoch announced by the agent; 0 before any. A plain atomic read."""
+
+    def next_frame(self, timeout_ms: int) -> bytes | None:
+        """Next unread message from the agent, in order; None after timeout_ms. Releases the GIL."""
+
+    def send(self, message: bytes, timeout_ms: int) -> None:
+        """Frame and send to the agent. Thread-safe. Raises Timeout or UnicronError."""
+
+    def close(self) -> None: ...
+
+@final
+class Supervisor:
+    """In the agent: one native thread waits on the robust mutexes of all workers (futex_waitv; Linux < 5.16: one thread each)."""
+
+    def __init__(self) -> None: ...
+    def fileno(self) -> int:
+        """An eventfd, readable when take_deaths() has something."""
+
+    def watch(self, pulse: PulsePage, slot: int) -> None: ...
+    def unwatch(self, slot: int) -> None: ...
+    def take_deaths(self) -> list[tuple[int, int]]:
+        """(slot, monotonic ns when the kernel woke us)."""
+
+    def close(self) -> None: ...
+
+def owner_gone(pid: int) -> bool:
+    """Every thread has PF_EXITING, or the process is gone: nothing of it can write to shared memory any more."""
+
+def wait_owner_gone(pid: int, timeout_ms: int) -> bool: ...
+def process_state(pid: int) -> str:
+    """State letter of /proc/PID/stat ('T' stopped, 't' traced, 'Z', ...), '' when gone."""
+
+def connected_sockets() -> list[int]:
+    """Descriptors of this process that are connected, not listening, stream sockets (AF_INET/AF_INET6)."""
+
+def monotonic_ns() -> int: ...
+
+# ------------------------------------------------------------------ state
+
+ARENA_HEADER_BYTES: int  # 4096; the content starts after it
+
+def create_arena(nbytes: int) -> int:
+    """A memfd of header + nbytes, rounded up to pages; returns the descriptor."""
+
+def map_fixed(address: int, fd: int, nbytes: int) -> None:
+    """mmap(MAP_SHARED | MAP_FIXED) of the first nbytes of fd over the page-aligned region at address.
+    Raises ArenaRefused when fd is smaller, address is not aligned or the region is not one mapping of this process."""
+
+def checksum(data: object) -> int:
+    """64-bit digest of a contiguous buffer (for transfers and adoption after a memory fault). Releases the GIL."""
+
+@final
+class ArenaHeader:
+    """The header page of an arena (worker and agent map the same page): may the content be used, and how far is it?
+
+    Every field is one aligned word; `stage` is written last when going forward.
+    """
+
+    def __init__(self, fd: int) -> None: ...
+    def format(self, layout_digest: str, nbytes: int) -> None:
+        """Write magic, version, digest and size; everything else zero."""
+
+    def check(self, layout_digest: str, nbytes: int) -> str:
+        """'' when this arena can be adopted, else why not (magic, version, other layout, other size)."""
+    version: int
+    layout_digest: str
+    nbytes: int
+    epoch: int
+    iteration: int  # committed steps that are in the parameters; the iteration being worked on
+    stage: int
+    dealt_replicas: int  # bit i: replica i was live when this iteration began (dp <= 64), else see records
+    chunks_reduced: int
+    copying: bool  # the staging area holds the complete result of chunk `chunks_reduced`
+    torn: bool  # parameters are being written
+    tokens: float
+    loss_sum: float
+    loss_count: float
+    has_commit: bool  # the five below are the commit's result of `commit_iteration`
+    commit_iteration: int
+    commit_tokens: float
+    commit_sumsq: float
+    commit_found_inf: float
+    commit_loss_sum: float
+    def set_done(self, micro_batches: bytes) -> None:
+        """Numbers of the micro-batches in the local sums, as a bitmap (at most 2048 bytes)."""
+
+    def done(self) -> bytes: ...
+    def set_extra(self, data: bytes) -> None:
+        """Small python-side state that must survive (lr schedule, rng …), at most 1024 bytes, with a checksum."""
+
+    def extra(self) -> bytes: ...
