@@ -14,46 +14,46 @@ class Event(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-class PlanArrived(Event):
+class PlanArrived(Event, frozen=True):
     """Noted at once; it takes effect at the next point where the machine may act on it. Answered by no action."""
 
     plan: EpochPlan
 
 
-class Joined(Event):
+class Joined(Event, frozen=True):
     """The worker has a role, named by plan (it is one of its members), and gives the account it starts with."""
 
     plan: EpochPlan
     record: Record
 
 
-class IterationBegun(Event):
+class IterationBegun(Event, frozen=True):
     """The script called train_step."""
 
     iteration: int
 
 
-class Done(Event):
+class Done(Event, frozen=True):
     """The outstanding action is done (one without a result of its own)."""
 
 
-class RecordsGathered(Event):
+class RecordsGathered(Event, frozen=True):
     records: Sequence[Record]
 
 
-class CommitDone(Event):
+class CommitDone(Event, frozen=True):
     result: CommitResult
 
 
-class Confirmed(Event):
+class Confirmed(Event, frozen=True):
     result: CommitResult | None
 
 
-class CheckpointLoaded(Event):
+class CheckpointLoaded(Event, frozen=True):
     iteration: int
 
 
-class Broken(Event):
+class Broken(Event, frozen=True):
     """The outstanding action did not complete: a collective raised, or a newer epoch interrupted the wait."""
 
     inside: bool
