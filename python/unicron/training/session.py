@@ -202,7 +202,9 @@ class Session:
         if iteration != self._next:
             raise ValueError(f"train_step({iteration}): session.iterations() is at {self._next}")
         engine.forward_step = forward_step
-        engine.dataset = data_module.addressed(dataset, self.layout)
+        engine.dataset = data_module.addressed(
+            dataset, self.layout.micro_batch, self.layout.num_micro_batches
+        )
         try:
             end = engine.run(on.IterationBegun(iteration))
         except Exception as error:
@@ -248,7 +250,8 @@ class Session:
         finished = self._checkpoints.poll()
         if finished is not None and self.rank == min(engine.machine.plan.ranks if engine.machine.plan else (0,)):
             self._link.send(Saved(self._link.worker, self.rank, finished[0], finished[1]))
-        return bool(self._checkpoints.save_if_due(iteration))
+        epoch = engine.machine.plan.epoch if engine.machine.plan else 0
+        return bool(self._checkpoints.save_if_due(iteration, epoch))
 
     # ------------------------------------------------------------------ ends
 
