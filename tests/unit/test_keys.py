@@ -1,4 +1,6 @@
-"""Key files: private from the first byte, never overwritten, refused when readable by others or broken."""
+"""Key files: private from the first byte, never overwritten, refused when readable by others or
+broken.
+"""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from unicron.runtime.store_wire import Op, Status, StoreRequest
 pytestmark = pytest.mark.timeout(30)
 
 
-def ask(table: StoreTable, op: Op, keys: list[str], values: list[bytes] = [], **more: int):  # noqa: B006
-    return table.request(b"p", StoreRequest(op, more.pop("request", 1), keys, values, **more), 0)
+def ask(table: StoreTable, op: Op, keys: list[str], values: tuple[bytes, ...] | list[bytes] = (), **more: int):
+    return table.request(b"p", StoreRequest(op, more.pop("request", 1), keys, list(values), **more), 0)
 
 
 def test_waiters_are_answered_when_the_last_key_arrives() -> None:

@@ -7,8 +7,9 @@ One directory holds the pairs of a cluster, one file a role, each 0600 in a dire
     client.key        what the command line shows to the coordinator
     worker.key        what workers show to the rendezvous stores
 
-A file is JSON ``{"public": Z85, "secret": Z85}``; ``<role>.pub`` holds the public half alone. Rejected: certificates
-of ``zmq.auth``, because they keep both halves in a ZPL text whose secret file is written with the process's umask.
+A file is JSON ``{"public": Z85, "secret": Z85}``; ``<role>.pub`` holds the public half alone.
+Rejected: certificates of ``zmq.auth``, because they keep both halves in a ZPL text whose secret
+file is written with the process's umask.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     public: str
     secret: str
 
-    def __repr__(self) -> str:  # a secret must not get into a log through a traceback or an f-string
+    # a secret must not get into a log through a traceback or an f-string
+    def __repr__(self) -> str:
         return f"KeyPair(public={self.public!r}, secret=...)"
 
 
@@ -44,7 +46,9 @@ def generate() -> KeyPair:
 
 
 def save(pair: KeyPair, path: Path, *, replace: bool = False) -> None:
-    """Write a pair, readable by its owner alone from the first byte on. Never overwrites unless told to."""
+    """Write a pair, readable by its owner alone from the first byte on. Never overwrites unless
+    told to.
+    """
     text = json.dumps({"public": pair.public, "secret": pair.secret}) + "\n"
     staging = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -70,7 +74,8 @@ def load(path: Path) -> KeyPair:
     try:
         info = path.stat()
     except FileNotFoundError:
-        raise KeyProblem(f"no key file {path}: make one with `unicron keys {path.parent}`") from None
+        text = f"no key file {path}: make one with `unicron keys {path.parent}`"
+        raise KeyProblem(text) from None
     if stat.S_IMODE(info.st_mode) & 0o077:
         raise KeyProblem(f"{path} can be read by others: chmod 600 {path}")
     if info.st_size > KEY_FILE_BYTES_MAX:
@@ -106,7 +111,8 @@ def make_directory(directory: Path, *, replace: bool = False) -> dict[str, KeyPa
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     existing = [role for role in ROLES if (directory / f"{role}.key").exists()]
     if existing and not replace:
-        raise KeyProblem(f"{directory}/{existing[0]}.key exists already: pass --replace to make new ones")
+        path = directory / f"{existing[0]}.key"
+        raise KeyProblem(f"{path} exists already: pass --replace to make new ones")
     pairs = {role: generate() for role in ROLES}
     for role, pair in pairs.items():
         save(pair, directory / f"{role}.key", replace=replace)

@@ -1,9 +1,10 @@
 """The rendezvous store as a worker sees it: plain synchronous calls, usable from any thread.
 
-One DEALER per client. Requests carry numbers and replies are sorted by them, so a thread that waits in ``get`` does not
-keep another one from ``set``. Waiting is done on the socket's descriptor outside the lock, in slices: a wait can be
-broken off (``cancelled``) when the epoch it belongs to is over. Imports zmq and msgspec only, starts no thread of its
-own before the first client (ZeroMQ's own I/O thread belongs to the process that made it: never build one before a fork).
+One DEALER per client. Requests carry numbers and replies are sorted by them, so a thread that waits
+in ``get`` does not keep another one from ``set``. Waiting is done on the socket's descriptor
+outside the lock, in slices: a wait can be broken off (``cancelled``) when the epoch it belongs to
+is over. Imports zmq and msgspec only, starts no thread of its own before the first client (ZeroMQ's
+own I/O thread belongs to the process that made it: never build one before a fork).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from unicron.runtime.store_wire import (
 from unicron.runtime.zap import call_curve
 
 SLICE_MS = 10  # how often a wait looks at `cancelled`
-ANSWER_MS_MAX = 10_000  # for operations that do not wait: a store that does not answer by then is gone
+# for operations that do not wait: a store that does not answer by then is gone
+ANSWER_MS_MAX = 10_000
 CLOSE_MS = 200  # what was set last still goes out
 POSTED_MAX = 1024
 GRACE_MS = 1_000  # the server's own bound ends a wait; the client's follows this much later
@@ -95,7 +97,9 @@ class StoreClient:
     # ------------------------------------------------------------ operations
 
     def set(self, key: str, value: bytes) -> None:
-        """Does not wait for the store's answer: order is kept, and a refusal is raised by the next operation."""
+        """Does not wait for the store's answer: order is kept, and a refusal is raised by the next
+        operation.
+        """
         self._post(Op.SET, [key], [value])
 
     def multi_set(self, values: dict[str, bytes]) -> None:
@@ -127,7 +131,9 @@ class StoreClient:
         return self._call(Op.CHECK, keys).number == 1
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set to desired if it is expected (or absent and nothing is expected); the value that then stands."""
+        """Set to desired if it is expected (or absent and nothing is expected); the value that then
+        stands.
+        """
         return self._call(Op.COMPARE_SET, [key], [expected, desired]).values[0]
 
     def delete(self, key: str) -> bool:
@@ -138,7 +144,9 @@ class StoreClient:
         return self._call(Op.NUM_KEYS, [prefix]).number
 
     def ping(self, timeout_ms: int = ANSWER_MS_MAX) -> None:
-        """Connected and admitted, or StoreTimeout. Worth calling ahead: the handshake is then not on the healing path."""
+        """Connected and admitted, or StoreTimeout. Worth calling ahead: the handshake is then not
+        on the healing path.
+        """
         self._call(Op.CHECK, ["-/0/ping"], answer_ms=timeout_ms)
 
     def close(self) -> None:
@@ -221,8 +229,8 @@ class StoreClient:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise StoreTimeout(f"the store at {self.endpoint} did not answer in {bound_ms} ms")
-            # Edge-triggered descriptor: whoever holds the lock drains, so a reply not yet taken means "readable";
-            # one taken by another thread for us is found after at most a slice.
+            # Edge-triggered descriptor: whoever holds the lock drains, so a reply not yet taken
+            # means "readable"; one taken by another thread for us is found after at most a slice.
             poller.poll(min(left * 1000, SLICE_MS))
 
     def _take_replies(self) -> None:

@@ -1,8 +1,10 @@
-"""The rendezvous store of an epoch, hosted by an agent: ``store_table`` behind a ZeroMQ ROUTER with CURVE.
+"""The rendezvous store of an epoch, hosted by an agent: ``store_table`` behind a ZeroMQ ROUTER with
+CURVE.
 
-Why not torch's TCPStore: it would need torch in the agent, and is an open port without a key. The server has no thread
-of its own: it lives in the agent's poll loop, so that a publish and the store agree on what the newest epoch is.
-``StoreThread`` runs one alone, for tests and for use without an agent.
+Why not torch's TCPStore: it would need torch in the agent, and is an open port without a key. The
+server has no thread of its own: it lives in the agent's poll loop, so that a publish and the store
+agree on what the newest epoch is. ``StoreThread`` runs one alone, for tests and for use without an
+agent.
 """
 
 from __future__ import annotations
@@ -48,10 +50,16 @@ def bind(socket: zmq.Socket[bytes], host: str, port: int) -> str:
 
 
 class StoreServer:
-    """Poll ``socket`` for reading; call ``serve`` when readable and ``expire`` when ``next_deadline_ms`` is due."""
+    """Poll ``socket`` for reading; call ``serve`` when readable and ``expire`` when
+    ``next_deadline_ms`` is due.
+    """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], secret: str, host: str = "127.0.0.1", port: int = 0
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        secret: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self.table = StoreTable()
         self.socket = context.socket(zmq.ROUTER)
@@ -99,7 +107,9 @@ class StoreServer:
                 self.socket.send_multipart((peer, encode(reply)), zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                    raise  # the peer is gone, or does not read 100000 replies: its own client's bound ends its wait
+                    # the peer is gone, or does not read 100000 replies: its own client's bound ends
+                    # its wait
+                    raise
 
     def close(self) -> None:
         self._send(self.table.close())
@@ -138,6 +148,7 @@ class StoreThread:
         self._gate.close()
 
     def close(self) -> None:
-        self._stopping.set()
-        self._thread.join(timeout=5)
-        self._context.term()
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._thread.join(timeout=5)
+            self._context.destroy(linger=0)

@@ -1,8 +1,9 @@
 """The rendezvous store's content and its waiters, without sockets or clock.
 
-``request`` and ``expire`` return replies to send; who asked (``peer``) is opaque. Epochs older than the newest one but
-``EPOCHS_KEPT - 1`` are dropped as a whole, their waiters told so: a group that is still being built inside a whole
-replica when the next epoch comes may finish with the previous epoch's keys.
+``request`` and ``expire`` return replies to send; who asked (``peer``) is opaque. Epochs older than
+the newest one but ``EPOCHS_KEPT - 1`` are dropped as a whole, their waiters told so: a group that
+is still being built inside a whole replica when the next epoch comes may finish with the previous
+epoch's keys.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class _Waiter:
 class StoreTable:
     _values: dict[str, bytes] = field(default_factory=dict)
     _epochs: dict[tuple[str, int], set[str]] = field(default_factory=dict)
-    _floor: dict[str, int] = field(default_factory=dict)  # task -> oldest epoch that is still served
+    # task -> oldest epoch that is still served
+    _floor: dict[str, int] = field(default_factory=dict)
     _waiters: dict[tuple[bytes, int], _Waiter] = field(default_factory=dict)
     _waiting_for: dict[str, list[_Waiter]] = field(default_factory=dict)
     _deadlines: list[tuple[int, bytes, int]] = field(default_factory=list)
@@ -54,7 +56,9 @@ class StoreTable:
     # ------------------------------------------------------------ what the owner does
 
     def request(self, peer: bytes, request: StoreRequest, now_ms: int) -> Replies:
-        """Carry out one request; a waiting one is answered later, by another request or by ``expire``."""
+        """Carry out one request; a waiting one is answered later, by another request or by
+        ``expire``.
+        """
         if request.op is Op.CANCEL:
             self._forget(self._waiters.get((peer, request.number)))
             return []
@@ -129,7 +133,8 @@ class StoreTable:
         keys = request.keys
         if request.op is Op.NUM_KEYS:
             keys = [key + "*" for key in keys]  # a prefix need not name more than the epoch
-        if any([self._is_stale(key) for key in keys]):  # every key is looked at: all must be well formed
+        # every key is looked at: all must be well formed
+        if any([self._is_stale(key) for key in keys]):
             return StoreReply(number, Status.STALE, text="the epoch of this key was dropped")
         growing = request.op in (Op.SET, Op.ADD, Op.COMPARE_SET, Op.APPEND)
         if growing and (len(self._values) >= KEYS_MAX or self._num_bytes >= TOTAL_BYTES_MAX):
@@ -174,7 +179,9 @@ class StoreTable:
     def _compare_set(
         self, number: int, key: str, expected: bytes, desired: bytes
     ) -> tuple[list[str], StoreReply]:
-        """torch's rule: an absent key is set when nothing is expected; the value that then stands is returned."""
+        """torch's rule: an absent key is set when nothing is expected; the value that then stands
+        is returned.
+        """
         current = self._values.get(key)
         if current == expected or (current is None and not expected):
             self._put(key, desired)

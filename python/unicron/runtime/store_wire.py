@@ -1,7 +1,7 @@
 """Words of the rendezvous store: one request, one reply, matched by number.
 
-Keys are ``task/epoch/rest``: the store drops whole epochs, and a request for a dropped one is refused as stale instead
-of waiting for somebody who will never come.
+Keys are ``task/epoch/rest``: the store drops whole epochs, and a request for a dropped one is
+refused as stale instead of waiting for somebody who will never come.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Who may connect: the ZAP handler (ZeroMQ RFC 27) of one context, served from the owner's own poll loop.
+"""Who may connect: the ZAP handler (ZeroMQ RFC 27) of one context, served from the owner's own poll
+loop.
 
-Every server socket names a domain; a domain is a set of public keys, each with the name it is known by. A peer whose
-key is not in it never gets a connection. Rejected: ``zmq.auth.ThreadAuthenticator``, a thread and an event loop
-more in every agent, for a question that is a dictionary's look-up.
+Every server socket names a domain; a domain is a set of public keys, each with the name it is known
+by. A peer whose key is not in it never gets a connection. Rejected:
+``zmq.auth.ThreadAuthenticator``, a thread and an event loop more in every agent, for a question
+that is a dictionary's look-up.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ REQUESTS_PER_TURN_MAX = 256
 
 
 class Gatekeeper:
-    """Answers the handshakes of one context. Poll ``socket`` for reading and call ``serve`` when it is readable."""
+    """Answers the handshakes of one context. Poll ``socket`` for reading and call ``serve`` when it
+    is readable.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._names: dict[bytes, dict[bytes, str]] = {}
