@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
+
 from unicron.runtime import keys
 from unicron.runtime.store_client import (
     Cancelled,
@@ -23,8 +24,10 @@ from unicron.runtime.store_wire import Op, Status, StoreRequest
 pytestmark = pytest.mark.timeout(30)
 
 
-def ask(table: StoreTable, op: Op, keys: list[str], values: tuple[bytes, ...] | list[bytes] = (), **more: int):
-    return table.request(b"p", StoreRequest(op, more.pop("request", 1), keys, list(values), **more), 0)
+# type: ignore[no-untyped-def]
+def ask(table: StoreTable, op: Op, keys: list[str], values=(), **more: int):
+    request = StoreRequest(op, more.pop("request", 1), keys, list(values), **more)
+    return table.request(b"p", request, 0)
 
 
 def test_waiters_are_answered_when_the_last_key_arrives() -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 import zmq
+
 from unicron.runtime.store_wire import (
     MESSAGE_BYTES_MAX,
     Op,
@@ -56,7 +57,6 @@ _ERRORS: dict[Status, type[StoreError]] = {
     Status.TIMEOUT: StoreTimeout,
     Status.STALE: StaleEpoch,
 }
-
 
 
 def _error(reply: StoreReply, what: str) -> StoreError:
@@ -108,9 +108,7 @@ class StoreClient:
     def append(self, key: str, value: bytes) -> None:
         self._call(Op.APPEND, [key], [value])
 
-    def get(
-        self, key: str, timeout_ms: int, cancelled: Callable[[], bool] | None = None
-    ) -> bytes:
+    def get(self, key: str, timeout_ms: int, cancelled: Callable[[], bool] | None = None) -> bytes:
         """The key's value, as soon as somebody set it."""
         return self.multi_get([key], timeout_ms, cancelled)[0]
 

@@ -13,6 +13,7 @@ import threading
 import time
 
 import zmq
+
 from unicron.runtime.store_table import Replies, StoreTable
 from unicron.runtime.store_wire import (
     MESSAGE_BYTES_MAX,
