@@ -32,7 +32,7 @@ class Ledger:
             self._write_commit(record.commit)
         if not record.begun:
             header.set_done(b"")
-        header.chunks_reduced = 2 * record.segments_reduced
+        header.reduction = 2 * record.segments_reduced
         header.stage = int(record.stage)
 
     def _write_commit(self, commit: CommitResult) -> None:
@@ -53,7 +53,7 @@ class Ledger:
         self.header.set_extra(extra)
         self.header.iteration = iteration
         self.header.summed = False
-        self.header.chunks_reduced = 0
+        self.header.reduction = 0
         self.header.dealt_replicas = 0
         self.header.set_done(b"")
         self.header.stage = int(Stage.IDLE)
@@ -63,18 +63,18 @@ class Ledger:
 
     def copying(self, segment: int) -> None:
         """The staging area holds the complete result of this segment."""
-        self.header.chunks_reduced = 2 * segment + 1
+        self.header.reduction = 2 * segment + 1
 
     def reduced(self, num_segments: int) -> None:
-        self.header.chunks_reduced = 2 * num_segments
+        self.header.reduction = 2 * num_segments
 
     @property
     def segments_reduced(self) -> int:
-        return self.header.chunks_reduced // 2
+        return self.header.reduction // 2
 
     @property
     def open_copy(self) -> bool:
-        return bool(self.header.chunks_reduced % 2)
+        return bool(self.header.reduction % 2)
 
     # ---------------------------------------------------------- micro-batches begun
 

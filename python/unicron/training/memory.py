@@ -62,7 +62,8 @@ class StateMemory:
         last, offset, nbytes = self.index[-1]
         self.nbytes = offset + _pages(nbytes)
         self.digest = hashlib.sha256(repr(self.index).encode()).hexdigest()[:32]
-        self.fd = _core.create_arena(self.nbytes - _core.ARENA_HEADER_BYTES)
+        self.content_bytes = self.nbytes - _core.ARENA_HEADER_BYTES
+        self.fd = _core.create_arena(self.content_bytes)
         self._region = torch.UntypedStorage.from_file(f"/proc/self/fd/{self.fd}", shared=True, nbytes=self.nbytes)
         self._move()
 

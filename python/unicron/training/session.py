@@ -154,18 +154,18 @@ class Session:
         memory, rank = engine.memory, self.rank
         num_segments = len(engine.gradients.segments)
         if plan.kind is PlanKind.REPLACE:
-            fd, grant = self._link.request_arena(rank, memory.nbytes, memory.digest, adopt=True)
+            fd, grant = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=True)
             if grant.adopted:
-                refused = _core.ArenaHeader(fd).check(memory.digest, memory.nbytes)
+                refused = _core.ArenaHeader(fd).check(memory.digest, memory.content_bytes)
                 if not refused:
                     return self._adopt(engine, fd, num_segments)
                 print(f"unicron: the role's last arena cannot be used: {refused}", file=sys.stderr)
             if fd >= 0:
                 os.close(fd)
-        fd, grant = self._link.request_arena(rank, memory.nbytes, memory.digest, adopt=False)
+        fd, grant = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=False)
         if fd < 0:
             raise RuntimeError(f"the agent gave no arena: {grant.refused}")
-        _core.ArenaHeader(fd).format(memory.digest, memory.nbytes)
+        _core.ArenaHeader(fd).format(memory.digest, memory.content_bytes)
         memory.move_to(fd)
         engine.ledger = type(engine.ledger)(memory.fd)
         fresh = plan.kind is PlanKind.START
