@@ -68,7 +68,8 @@ POLICY: dict[Phase, dict[str, str]] = {
     _P.READY: _row(fork_failed="duplicate", joined="duplicate"),
     _P.FINISHED: _row(forked="duplicate", fork_failed="duplicate", joined="duplicate"),
     _P.DYING: _row(**_dead, fork_failed="duplicate"),
-    _P.GONE: _row(**_dead, said="worker_dead", fork_failed="duplicate", status="known", disconnected="known"),
+    _P.GONE: _row(**_dead, said="worker_dead", fork_failed="duplicate",
+                  status="known", disconnected="known"),
 }  # fmt: skip
 
 DEAD = (Phase.DYING, Phase.GONE)

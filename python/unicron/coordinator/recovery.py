@@ -237,7 +237,7 @@ def _settle_stalls(step: Step, task: TaskState) -> None:
         stalled = root.stalled
         reason = (
             f"its loop did not advance for {stalled.stalled_ms:.0f} ms in "
-            f"{stalled.stage.name.lower()} (budget {stalled.budget_ms:.0f}), and it waits for nobody"
+            f"{stalled.stage.name.lower()} (budget {stalled.budget_ms:.0f}) and waits for nobody"
         )
         if incident_of(step, task, root.name) is None:
             step.open_incident(
