@@ -76,6 +76,7 @@ class Worker:
             epoch=self.epoch,
             stage=Stage.DONE if self.has_finished else stage,
             iteration=self.pulse.iteration if self.pulse else -1,
+            progress=self.pulse.progress if self.pulse else 0,
         )
 
 

@@ -76,7 +76,7 @@ def stall_root(task: TaskState) -> WorkerState | None:
     waiting = [w for w in stalled if w.stalled and w.stalled.waiting_in_collective]
     for worker in sorted(stalled, key=lambda w: w.rank):
         assert worker.stalled is not None
-        if worker.stalled.waiting_in_collective and not _ignores_plan(task, worker, waiting):
+        if worker.stalled.waiting_in_collective:
             continue
         gross = worker.stalled.stalled_ms >= 2 * worker.stalled.budget_ms
         if any(other is not worker for other in waiting) or gross:
@@ -84,12 +84,25 @@ def stall_root(task: TaskState) -> WorkerState | None:
     return None
 
 
-def _ignores_plan(task: TaskState, worker: WorkerState, waiting: list[WorkerState]) -> bool:
-    """It says it waits between replicas, but the newest plan shut all sockets there, and others meet already."""
-    between = (Stage.REDUCE, Stage.COMMIT)
-    meet = any(w.stalled and w.stalled.stage is Stage.HEAL for w in waiting)
-    stalled = worker.stalled
-    return bool(meet and stalled and stalled.stage in between and task.is_unhealed)
+def deaf_to_plan(task: TaskState) -> list[WorkerState]:
+    """Members whose loop has not moved since a plan that shut every socket they could wait on.
+
+    A loop inside a collective was freed by that, so whatever it claims to wait for, it is not
+    others. (One that
+    computes is judged by its own stage's statistics.)
+    """
+    plan = task.plan
+    if plan is None:
+        return []
+    deaf = []
+    for rank in plan.ranks:
+        worker = task.holder(rank)
+        freed = plan.layout.replica_size == 1 or plan.layout.replica_of(rank) in plan.wounded()
+        if worker is None or not freed or worker.stage in (Stage.COMPUTE, Stage.SAVE):
+            continue
+        if rank in task.awaiting and worker.progress == worker.progress_planned:
+            deaf.append(worker)
+    return deaf
 
 
 def all_wait(task: TaskState) -> tuple[Rank, ...]:

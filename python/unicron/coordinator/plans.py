@@ -86,6 +86,7 @@ def _after(step: Step, task: TaskState, plan: EpochPlan) -> None:
         step.cancel_timer(kind, task.name, "a plan is out")
     for worker in task.workers.values():
         worker.stalled = None
+        worker.progress_planned = worker.progress
         step.cancel_timer("stall", worker.name, "a plan is out")
     task.healed = {}
     if plan.kind is PlanKind.START:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from unicron.coordinator.diagnosis import all_wait, is_explained, stall_root
+from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, stall_root
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.lifecycle import finish_task, stop_task
 from unicron.coordinator.plans import Decision, end_leavers, publish
@@ -145,7 +145,8 @@ def _decide(step: Step, task: TaskState, refills: Refills) -> None:
         if not _may_reconnect(step, task, [r.iteration for r in task.reports.values()]):
             return
         kind = PlanKind.RECONNECT
-    # Between replicas every new epoch rebuilds everything; only who broke inside a replica wounds it.
+    # Between replicas every new epoch rebuilds everything; only who broke inside a replica wounds
+    # it.
     touched = {*task.lost, *(rank for rank, r in task.reports.items() if r.inside)}
     reason = _reason(task, kind, refills)
     publish(step, task, Decision(kind, members, touched, refills.heirs, reason))
@@ -217,6 +218,19 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
         return True
     plan = task.plan
     assert plan is not None
+    deaf = deaf_to_plan(task)
+    for worker in deaf:
+        reason = (
+            f"its loop did not move in {step.config.heal_ms_max:.0f} ms since epoch {plan.epoch}"
+        )
+        open_stalled(step, task, worker, reason)
+        end_worker(step, task, worker, reason)
+    if deaf:
+        step.set_timer(
+            "heal", task.name, step.config.heal_ms_max, "their deaths are reported first"
+        )
+        step.touch(task)
+        return False
     task.heal_tries += 1
     silent = sorted(task.awaiting)
     if task.heal_tries > step.config.heal_tries_max:
@@ -240,17 +254,7 @@ def _settle_stalls(step: Step, task: TaskState) -> None:
             f"its loop did not advance for {stalled.stalled_ms:.0f} ms in "
             f"{stalled.stage.name.lower()} (budget {stalled.budget_ms:.0f}) and waits for nobody"
         )
-        if incident_of(step, task, root.name) is None:
-            step.open_incident(
-                Incident(
-                    id="", task=task.name, fault="stalled", severity=Severity.SEV2, node=root.node,
-                    rank=root.rank, method=Method.STATISTICS, opened_ms=root.stalled_ms,
-                    worker=root.name, incarnation=root.incarnation, iteration=stalled.iteration,
-                    micro_batch=stalled.micro_batch, stage=stalled.stage,
-                    detect_ms=between_ms(stalled.fault_ns, stalled.seen_ns),
-                ),
-                reason,
-            )  # fmt: skip
+        open_stalled(step, task, root, reason)
         end_worker(step, task, root, reason)
         return
     ranks = all_wait(task)
@@ -279,3 +283,22 @@ def _free_all(step: Step, task: TaskState, ranks: tuple[Rank, ...]) -> None:
     )  # fmt: skip
     members = {m.rank: m.worker for m in plan.members}
     publish(step, task, Decision(PlanKind.RECONNECT, members, ranks, (), reason))
+
+
+def open_stalled(step: Step, task: TaskState, worker: WorkerState, reason: str) -> None:
+    if incident_of(step, task, worker.name) is not None:
+        return
+    stalled = worker.stalled
+    step.open_incident(
+        Incident(
+            id="", task=task.name, fault="stalled", severity=Severity.SEV2, node=worker.node,
+            rank=worker.rank, method=Method.STATISTICS, worker=worker.name,
+            opened_ms=worker.stalled_ms if stalled else step.now_ms,
+            incarnation=worker.incarnation, cause=reason,
+            iteration=stalled.iteration if stalled else worker.iteration,
+            micro_batch=stalled.micro_batch if stalled else -1,
+            stage=stalled.stage if stalled else worker.stage,
+            detect_ms=between_ms(stalled.fault_ns, stalled.seen_ns) if stalled else None,
+        ),
+        reason,
+    )  # fmt: skip

@@ -140,6 +140,8 @@ def note_status(step: Step, task: TaskState, status: WorkerStatus) -> None:
     if status.stage is Stage.DONE:
         note_finished(step, task, worker)
     worker.iteration = max(worker.iteration, status.iteration)
+    worker.stage = status.stage
+    worker.progress = max(worker.progress, status.progress)
     if is_member(task, worker):
         task.iteration = max(task.iteration, status.iteration)
     if worker.stalled is not None and status.iteration > worker.stalled.iteration:

@@ -1,4 +1,6 @@
-"""A node: the real agent machine with simulated processes, arenas, store and connection around it."""
+"""A node: the real agent machine with simulated processes, arenas, store and connection around
+it.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +77,7 @@ class AgentHost:
                 if self.connection is not None:
                     coordinator = self.world.coordinator
                     node = self.node
-                    self.connection.send(
-                        "up", lambda m: coordinator.hear(node, m), action.message
-                    )
+                    self.connection.send("up", lambda m: coordinator.hear(node, m), action.message)
             case ask.SendWorker():
                 self._to_worker(action)
             case ask.WelcomeWorker():
@@ -92,9 +92,7 @@ class AgentHost:
             case ask.LookAtOwner():
                 owner = self.workers[action.worker]
                 gone = not owner.alive
-                self._later(
-                    0.5, lambda: self.feed(on.OwnerLooked(owner.name, gone))
-                )
+                self._later(0.5, lambda: self.feed(on.OwnerLooked(owner.name, gone)))
             case ask.GrantArena():
                 self._grant(action)
             case ask.DropArena():

@@ -4,7 +4,8 @@
 * each (iteration, micro-batch) counts exactly once in what is committed
 * nothing journaled is forgotten: a replay gives the state that the living coordinator had
 * no kill without evidence
-* queues stay bounded (the machines assert their own; the journal must not grow while nothing happens)
+* queues stay bounded (the machines assert their own; the journal must not grow while nothing
+  happens)
 """
 
 from __future__ import annotations
@@ -65,12 +66,15 @@ class Checkers:
                 self.world.log("training", f"iteration {commit.iteration}")
 
     def killed(self, worker: SimWorker, reason: str) -> None:
-        """Evidence is a fault of this very worker, or that the coordinator has no use for it any more."""
+        """Evidence is a fault of this very worker, or that the coordinator has no use for it any
+        more.
+        """
         self.world.log(worker.host.node, f"kills {worker.name}: {reason}")
         if worker.faults:
             return
         innocent = (
             "did not advance" in reason
+            or "did not move" in reason
             or "stopped for longer" in reason
             or reason.startswith("raised ")
         )
@@ -148,7 +152,5 @@ def facts(state: State) -> dict[str, Any]:
             task.epoch, task.plan, task.checkpoint, task.restarts, task.restart_count,
             task.is_restarting, task.outcome, task.cause, dict(task.placement),
         )  # fmt: skip
-        found[f"roles {task.name}"] = {
-            n: v for n, v in live.items() if task.role_of(n) is not None
-        }
+        found[f"roles {task.name}"] = {n: v for n, v in live.items() if task.role_of(n) is not None}
     return found

@@ -1,4 +1,6 @@
-"""The simulated world: one coordinator, a node for each replica, connections, one task; and a log that is its history."""
+"""The simulated world: one coordinator, a node for each replica, connections, one task; and a log
+that is its history.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ class Cluster:
         self.scheduler.after(self._rng.uniform(0.2, 20.0), lambda: self._tell_ended(host, ended))
 
     def _tell_ended(self, host: AgentHost, ended: Connection) -> None:
-        """Not when a newer connection of the node is there already: the transport knows them apart."""
+        """Not when a newer connection of the node is there already: the transport knows them
+        apart.
+        """
         now = self.hosts[host.node].connection
         if now is None or now is ended:
             self.coordinator.feed(AgentDisconnected(host.node))
@@ -168,7 +172,8 @@ class Cluster:
             return
         answer = "alive" if self.hosts[node].alive else "gone"
         delay_ms = self._rng.uniform(0.3, 2.0)
-        self.scheduler.after(delay_ms, lambda: self.coordinator.feed(AgentProbed(node, answer)))  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        self.scheduler.after(delay_ms, lambda: self.coordinator.feed(AgentProbed(node, answer)))
 
     def store_at(self, endpoint: str) -> Store:
         node = endpoint.removeprefix("tcp://").partition(":")[0]

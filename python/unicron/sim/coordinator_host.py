@@ -1,4 +1,6 @@
-"""The coordinator's process: the real machine, its journal, and crashes between journal, send and apply."""
+"""The coordinator's process: the real machine, its journal, and crashes between journal, send and
+apply.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ CONFIG = CoordinatorConfig(
     join_ms_max=20_000.0,
     ready_ms_max=5_000.0,
     joiner_ms_max=5_000.0,
-    heal_ms_max=10_000.0,
+    heal_ms_max=4_000.0,
     understudy_delay_ms=300.0,
     finish_ms_max=5_000.0,
     silence_ms_max=5_000.0,
@@ -108,9 +110,7 @@ class CoordinatorHost:
         if host is not None and host.connection is not None:
             from unicron.agent.events import CoordinatorMessage
 
-            host.connection.send(
-                "down", lambda m: host.feed(CoordinatorMessage(m)), action.message
-            )
+            host.connection.send("down", lambda m: host.feed(CoordinatorMessage(m)), action.message)
 
     def _set_timer(self, action: ask.SetTimer) -> None:
         old = self.timers.pop(action.name, None)

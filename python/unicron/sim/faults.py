@@ -1,6 +1,8 @@
-"""What goes wrong, drawn from the seed: each fault at a random moment, or exactly inside some action of some rank.
+"""What goes wrong, drawn from the seed: each fault at a random moment, or exactly inside some
+action of some rank.
 
-With some probability a fault falls into the recovery of the one before it: that is where hangs hide.
+With some probability a fault falls into the recovery of the one before it: that is where hangs
+hide.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ def _lasts_ms(kind: str, rng: random.Random) -> float:
     return rng.uniform(low, high)
 
 
-def _fault(world: Cluster, kind: str, lasts_ms: float, number: int, rng: random.Random):  # type: ignore[no-untyped-def]
+# type: ignore[no-untyped-def]
+def _fault(world: Cluster, kind: str, lasts_ms: float, number: int, rng: random.Random):
     def happen() -> None:
         world.count(f"fault:{kind}")
         members = world.members()

@@ -1,9 +1,13 @@
 """Blocking collectives as gloo has them: who waits in which group, and who can free whom.
 
-A collective completes when all its participants have entered, and not at the same moment for everybody, so some may
-have its result when the group breaks for the others. A member's death closes its sockets: only its *neighbours* get an
-error; everybody else goes on waiting until unicron shuts the sockets of its own end of the group (which also frees the
-neighbours). Nothing else unblocks a waiting rank: no time-out here, because none would be short enough to help.
+A collective completes when all its participants have entered, and not at the same moment for
+everybody, so some may
+have its result when the group breaks for the others. A member's death closes its sockets: only its
+*neighbours* get an
+error; everybody else goes on waiting until unicron shuts the sockets of its own end of the group
+(which also frees the
+neighbours). Nothing else unblocks a waiting rank: no time-out here, because none would be short
+enough to help.
 """
 
 from __future__ import annotations
@@ -54,10 +58,14 @@ class Group:
         token: object,
         participants: tuple[Rank, ...] | None = None,
     ) -> None:
-        """Block this rank in the collective `tag`; the end is reported to the waiter with `token`."""
+        """Block this rank in the collective `tag`; the end is reported to the waiter with
+        `token`.
+        """
         waiter = self.members[rank]
         if rank in self._broken:
-            self._scheduler.after(0.05, lambda: waiter.broke(token, f"{self.name}: Connection closed"))
+            self._scheduler.after(
+                0.05, lambda: waiter.broke(token, f"{self.name}: Connection closed")
+            )
             return
         wanted = participants or tuple(self._order)
         self._tokens[rank] = (tag, token)
@@ -87,7 +95,9 @@ class Group:
         return finish
 
     def shut(self, rank: Rank) -> None:
-        """unicron shuts this rank's sockets of the group: it is freed, and so are its neighbours."""
+        """unicron shuts this rank's sockets of the group: it is freed, and so are its
+        neighbours.
+        """
         self._break(rank)
         self._break_neighbours(rank)
 
@@ -100,7 +110,8 @@ class Group:
         place, count = self._order.index(rank), len(self._order)
         for other in {self._order[place - 1], self._order[(place + 1) % count]} - {rank}:
             delay_ms = self._rng.uniform(0.1, 3.0)
-            self._scheduler.after(delay_ms, lambda other=other: self._break(other))  # type: ignore[misc]
+            # type: ignore[misc]
+            self._scheduler.after(delay_ms, lambda other=other: self._break(other))
 
     def _break(self, rank: Rank) -> None:
         if rank in self._broken:
@@ -143,7 +154,8 @@ class Store:
                 delay_ms = self._rng.uniform(0.2, 2.0)
                 self._scheduler.after(
                     delay_ms,
-                    lambda o=other, t=other_token, r=results: o.completed(t, r),  # type: ignore[misc]
+                    # type: ignore[misc]
+                    lambda o=other, t=other_token, r=results: o.completed(t, r),
                 )
 
     def end(self) -> None:
@@ -152,6 +164,7 @@ class Store:
             for waiter, token, _ in waiting.values():
                 self._scheduler.after(
                     20.0,
-                    lambda w=waiter, t=token: w.broke(t, "the store does not answer"),  # type: ignore[misc]
+                    # type: ignore[misc]
+                    lambda w=waiter, t=token: w.broke(t, "the store does not answer"),
                 )
         self._waiting.clear()

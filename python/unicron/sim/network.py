@@ -1,7 +1,10 @@
-"""Connections between an agent and the coordinator: ordered and reliable while they last, as ZeroMQ's are.
+"""Connections between an agent and the coordinator: ordered and reliable while they last, as
+ZeroMQ's are.
 
-What is on its way when a connection ends is lost; a message may arrive twice (a resend after a reconnect looks like
-that); both ends learn of the end later and not at the same time. A link may also be unusable for a while (partition).
+What is on its way when a connection ends is lost; a message may arrive twice (a resend after a
+reconnect looks like
+that); both ends learn of the end later and not at the same time. A link may also be unusable for a
+while (partition).
 """
 
 from __future__ import annotations

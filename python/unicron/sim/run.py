@@ -1,7 +1,10 @@
-"""One seed: draw the options, let faults happen, then stop them and demand progress within a bound (liveness).
+"""One seed: draw the options, let faults happen, then stop them and demand progress within a bound
+(liveness).
 
-The liveness phase is what finds hangs: after the last fault the task must be whole again (all replicas, nothing open)
-and advance by some iterations, or have ended for a cause that the faults explain. A hang that only the statistics
+The liveness phase is what finds hangs: after the last fault the task must be whole again (all
+replicas, nothing open)
+and advance by some iterations, or have ended for a cause that the faults explain. A hang that only
+the statistics
 rescued (everybody waits, nobody computes) counts as a hang: nothing was broken that needed them.
 """
 
@@ -46,7 +49,9 @@ def options_of(seed: int, plant: str = "") -> Options:
     tp, pp, dp = rng.choice(LAYOUTS)
     if plant:  # the planted mistakes need replicas of several ranks, or several replicas
         tp, pp, dp = rng.choice(((2, 1, 2), (1, 2, 2), (2, 1, 3)))
-    layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=dp * rng.randint(1, 4) + rng.randint(0, 1))
+    layout = Layout(
+        tp=tp, pp=pp, dp=dp, num_micro_batches=dp * rng.randint(1, 4) + rng.randint(0, 1)
+    )
     slow = rng.random() < 0.2
     return Options(
         seed=seed,
@@ -76,7 +81,8 @@ def run_seed(seed: int, plant: str = "", options: Options | None = None) -> Resu
     outcome, cause = _demand_progress(world)
     if not world.violations and world.coordinator.alive:
         world.checkers.compare_replay(world.coordinator.machine)
-    if world.counts["incident:all wait"] and not world.violations:
+    rescued = world.counts["incident:all wait"] and not world.counts["fault:deadlock"]
+    if rescued and not world.violations:
         world.violate("everybody waited and nobody computed: only the statistics ended a hang")
     layout = options.layout
     return Result(
@@ -91,7 +97,9 @@ def _set_crash_rate(world: Cluster, rate: float) -> None:
 
 
 def _demand_progress(world: Cluster) -> tuple[str, str]:
-    """Faults have stopped. Whole again and PROGRESS iterations further within the bound, or ended with a cause."""
+    """Faults have stopped. Whole again and PROGRESS iterations further within the bound, or ended
+    with a cause.
+    """
     deadline_ms = world.scheduler.now_ms + LIVENESS_MS
     goal: list[int] = []
 
@@ -136,5 +144,7 @@ def describe(world: Cluster) -> str:
         machine = worker.machine
         phase = machine.phase.value if machine else "no role yet"
         newest = worker.newest.epoch if worker.newest else 0
-        parts.append(f"rank {worker.rank} {worker.name} {phase} (epoch {newest}, it {worker.memory.iteration})")
+        parts.append(
+            f"rank {worker.rank} {worker.name} {phase} (epoch {newest}, it {worker.memory.iteration})"
+        )
     return "; ".join(parts)

@@ -1,7 +1,10 @@
-"""A simulated worker: the real healing machine, carried out with blocking collectives instead of torch.
+"""A simulated worker: the real healing machine, carried out with blocking collectives instead of
+torch.
 
-The counterpart of training/engine.py and session.py, action by action. Its native monitor is a part of its own: it
-hears the agent's frames and shuts sockets even while the loop is blocked, and stands still only when the process is
+The counterpart of training/engine.py and session.py, action by action. Its native monitor is a part
+of its own: it
+hears the agent's frames and shuts sockets even while the loop is blocked, and stands still only
+when the process is
 stopped.
 """
 
@@ -181,7 +184,9 @@ class SimWorker:
 
     def _maybe_take_role(self) -> None:
         plan = self.newest
-        member = None if plan is None else next((m for m in plan.members if m.worker == self.name), None)
+        member = (
+            None if plan is None else next((m for m in plan.members if m.worker == self.name), None)
+        )
         if not self.is_waiting_role or member is None:
             return
         if member.rank != self.rank:  # built for another role: built again
@@ -276,9 +281,7 @@ class SimWorker:
                 self._advance(Stage.HEAL, waiting=True)
                 assert self.machine is not None
                 epoch = self.machine._newest()
-                self.say(
-                    StateLost(self.name, self.rank, epoch, action.iteration, action.positions)
-                )
+                self.say(StateLost(self.name, self.rank, epoch, action.iteration, action.positions))
             case do.Ready():
                 self._advance(Stage.IDLE)
                 self._begin(action.iteration)
@@ -365,9 +368,7 @@ class SimWorker:
             self._compute_next(action, index + 1)
 
         tag = ("forward", action.iteration, micro_batch)
-        self._loop(
-            self.rng.uniform(4.0, 8.0), lambda: self._within(self.inside, tag, None, added)
-        )
+        self._loop(self.rng.uniform(4.0, 8.0), lambda: self._within(self.inside, tag, None, added))
 
     def _computed(self, action: do.Compute) -> None:
         first = self._reduced_before if action.extra else 0
@@ -450,7 +451,9 @@ class SimWorker:
     # healing
 
     def _gather(self, action: Any, ranks: tuple[Rank, ...], where: tuple[str, int]) -> None:
-        """Exchanges and rebuilds both go through the epoch's store; a newer epoch interrupts the wait."""
+        """Exchanges and rebuilds both go through the epoch's store; a newer epoch interrupts the
+        wait.
+        """
         self._advance(Stage.HEAL, waiting=True)
         plan: EpochPlan = action.plan
         self.world.checkers.role_used(plan, self.rank, self.name)
