@@ -89,7 +89,7 @@ def deaf_to_plan(task: TaskState) -> list[WorkerState]:
 
     A loop inside a collective was freed by that, so whatever it claims to wait for, it is not
     others. (One that
-    computes is judged by its own stage's statistics.)
+    computes is deaf only when its own stage's statistics say that it stands still.)
     """
     plan = task.plan
     if plan is None:
@@ -98,7 +98,9 @@ def deaf_to_plan(task: TaskState) -> list[WorkerState]:
     for rank in plan.ranks:
         worker = task.holder(rank)
         freed = plan.layout.replica_size == 1 or plan.layout.replica_of(rank) in plan.wounded()
-        if worker is None or not freed or worker.stage in (Stage.COMPUTE, Stage.SAVE):
+        if worker is None or not freed:
+            continue
+        if worker.stage in (Stage.COMPUTE, Stage.SAVE) and worker.stalled is None:
             continue
         if rank in task.awaiting and worker.progress == worker.progress_planned:
             deaf.append(worker)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from unicron.agent.events import CoordinatorMessage
 from unicron.coordinator import actions as ask
 from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
@@ -108,8 +109,6 @@ class CoordinatorHost:
         host = self.world.hosts.get(action.node)
         self.world.log("coordinator", f"-> {action.node} {_short(action.message)}: {action.reason}")
         if host is not None and host.connection is not None:
-            from unicron.agent.events import CoordinatorMessage
-
             host.connection.send("down", lambda m: host.feed(CoordinatorMessage(m)), action.message)
 
     def _set_timer(self, action: ask.SetTimer) -> None:
@@ -128,7 +127,8 @@ def _short(message: Any) -> str:
     name = type(message).__name__
     if name == "PublishEpoch":
         plan = message.plan
-        return f"epoch {plan.epoch} {plan.kind} replicas {list(plan.replicas)} touched {list(plan.touched)}"
+        touched = list(plan.touched)
+        return f"epoch {plan.epoch} {plan.kind} replicas {list(plan.replicas)} touched {touched}"
     if name == "EndWorker":
         return f"EndWorker {message.worker}"
     if name == "StartWorkers":

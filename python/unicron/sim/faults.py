@@ -8,6 +8,7 @@ hide.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from unicron.sim.worker import SimWorker
@@ -66,8 +67,9 @@ def _lasts_ms(kind: str, rng: random.Random) -> float:
     return rng.uniform(low, high)
 
 
-# type: ignore[no-untyped-def]
-def _fault(world: Cluster, kind: str, lasts_ms: float, number: int, rng: random.Random):
+def _fault(
+    world: Cluster, kind: str, lasts_ms: float, number: int, rng: random.Random
+) -> Callable[[], None]:
     def happen() -> None:
         world.count(f"fault:{kind}")
         members = world.members()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from unicron.sim.scheduler import Scheduler
@@ -108,10 +109,9 @@ class Group:
 
     def _break_neighbours(self, rank: Rank) -> None:
         place, count = self._order.index(rank), len(self._order)
-        for other in {self._order[place - 1], self._order[(place + 1) % count]} - {rank}:
+        for other in sorted({self._order[place - 1], self._order[(place + 1) % count]} - {rank}):
             delay_ms = self._rng.uniform(0.1, 3.0)
-            # type: ignore[misc]
-            self._scheduler.after(delay_ms, lambda other=other: self._break(other))
+            self._scheduler.after(delay_ms, partial(self._break, other))
 
     def _break(self, rank: Rank) -> None:
         if rank in self._broken:
@@ -152,19 +152,12 @@ class Store:
                 del waiting[rank]
                 results = {r: values[r] for r in wanted}
                 delay_ms = self._rng.uniform(0.2, 2.0)
-                self._scheduler.after(
-                    delay_ms,
-                    # type: ignore[misc]
-                    lambda o=other, t=other_token, r=results: o.completed(t, r),
-                )
+                self._scheduler.after(delay_ms, partial(other.completed, other_token, results))
 
     def end(self) -> None:
         self.is_alive = False
         for waiting in self._waiting.values():
             for waiter, token, _ in waiting.values():
-                self._scheduler.after(
-                    20.0,
-                    # type: ignore[misc]
-                    lambda w=waiter, t=token: w.broke(t, "the store does not answer"),
-                )
+                lost = partial(waiter.broke, token, "the store does not answer")
+                self._scheduler.after(20.0, lost)
         self._waiting.clear()

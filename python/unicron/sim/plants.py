@@ -40,20 +40,21 @@ class NoConfirm(HealingMachine):
 
 
 class TieAfterReduce(HealingMachine):
-    def _computed(self) -> do.AnyAction:
+    def _tie(self) -> do.AnyAction:
         self._set(summed=True)
         return self._enter_reduction("sums are whole")
 
-    def _reduced_then_tie(self) -> do.AnyAction:
+    def _reduced(self) -> do.AnyAction:
         self._set(segments_reduced=self.num_segments, stage=Stage.TIE)
         return self._to(Phase.TIE, do.Tie(reason="planted: after the reduction"))
 
-    def _tied_then_commit(self) -> do.AnyAction:
+    def _tied(self) -> do.AnyAction:
+        self._set(stage=Stage.COMMIT)
         return self._to(Phase.COMMIT, do.Commit(reason="planted"))
 
     _on_done = {
         **HealingMachine._on_done,
-        Phase.COMPUTE: _computed,
-        Phase.REDUCE: _reduced_then_tie,
-        Phase.TIE: _tied_then_commit,
-    }  # type: ignore[assignment]
+        Phase.COMPUTE: lambda self: self._tie(),
+        Phase.REDUCE: lambda self: self._reduced(),
+        Phase.TIE: lambda self: self._tied(),
+    }

@@ -69,6 +69,9 @@ class SimWorker:
         self.then: Callable[[Any], None] | None = None
         self.in_store = False  # waits in a store: a newer epoch interrupts it
         self.is_waiting_role = False
+        self._own = 0  # segments reduced before the present Reduce
+        self._reduced_before = 0  # ... before the present Compute
+        self._fresh: Sum = ()  # what the present Compute has added up
         self.recomputed: set[tuple[int, int]] = set()
         self.interrupted = -1
         self.progress, self.since_ms, self.is_waiting = 0, 0.0, False
@@ -349,7 +352,7 @@ class SimWorker:
         if not action.extra:
             self.memory.segments = [()] * NUM_SEGMENTS
             self.memory.reduced = 0
-        self._fresh: Sum = ()
+        self._fresh = ()
         self._compute_next(action, 0)
 
     def _compute_next(self, action: do.Compute, index: int) -> None:
@@ -382,8 +385,9 @@ class SimWorker:
         if number == NUM_SEGMENTS:
             self._done()
             return
-        own = self.memory.reduced if number == 0 else self._own
-        self._own = own
+        if number == 0:
+            self._own = self.memory.reduced
+        own = self._own
         self._advance(Stage.REDUCE, number, waiting=True)
 
         def reduced(results: dict[Rank, Sum]) -> None:
