@@ -9,13 +9,7 @@ next. Plans arrive at any time and are only *noted*; they take effect at these p
   * a replica of a single rank may also meet on entering an iteration (nobody waits for it inside).
 
 Order inside an iteration (MECHANICS 1.2): inside collectives (compute, tie), then those between replicas (reduce,
-commit).
-
-`Confirm` makes a whole replica act as one on a commit that was interrupted for some of its ranks only: a rank that has
-the result would step and then wait, in the next iteration's first inside collective, for one that sits in the meeting.
-It is a collective inside the replica, so its members must enter it equally often: once after a commit's result, and
-once before each attempt at a meeting, epoch after epoch in order. A replica that was mended starts over: its members
-have exchanged their records.
+commit). `Confirm` makes a whole replica act as one on a commit that was interrupted for some of it only.
 
 The script's loop and the machine meet at two places: `IterationBegun` (train_step was called) and `EndIteration` /
 `Ready` (control goes back). What a meeting decided for an iteration that the script has not begun yet is *parked*.
@@ -215,7 +209,7 @@ class HealingMachine:
     def _enter_reduction(self, why: str) -> do.AnyAction:
         self._set(stage=Stage.REDUCE)
         if self.pending:
-            return self._repair()
+            return self._miss_commit("a newer epoch came before the reduction", inside=False)
         return self._to(Phase.REDUCE, do.Reduce(shared=self.shared, reason=why))
 
     def _reduced(self) -> do.AnyAction:
@@ -229,12 +223,9 @@ class HealingMachine:
         return self._to(Phase.CONFIRM, do.Confirm(result=result, reason="the replica acts as one"))
 
     def _confirmed(self, result: CommitResult | None) -> do.AnyAction:
-        """The answer is the same for all members: with a result all step, else all go to the meeting."""
         if result is not None:
             return self._step_with(result, Phase.STEP, "committed, as the replica knows")
-        if any(p.epoch > self._acting for p in self.pending):
-            return self._repair()
-        return self._meet("nobody in the replica saw the commit's result")
+        return self._repair_or_wait("commit interrupted, nobody in the replica saw its result", inside=False)
 
     def _step_with(self, commit: CommitResult, phase: Phase, why: str) -> do.AnyAction:
         self._set(stage=Stage.STEP, commit=commit)
@@ -257,7 +248,17 @@ class HealingMachine:
     def _broken(self, event: on.Broken) -> do.AnyAction:
         if event.segments_reduced >= 0:
             self._set(segments_reduced=event.segments_reduced)
+        if self.phase in (Phase.REDUCE, Phase.COMMIT):
+            return self._miss_commit(f"commit interrupted: {event.text}", event.inside)
         return self._repair_or_wait(event.text, event.inside)
+
+    def _miss_commit(self, why: str, inside: bool) -> do.AnyAction:
+        """This pass ends without the commit's result. A whole replica still confirms, exactly once a pass, whether
+        it got as far as the commit, broke in the reduction or did not enter it: a member that did waits there.
+        """
+        if self.layout.replica_size == 1 or self._touched():
+            return self._repair_or_wait(why, inside)
+        return self._to(Phase.CONFIRM, do.Confirm(result=None, reason=why))
 
     def _repair_or_wait(self, text: str, inside: bool) -> do.AnyAction:
         if self._helps(inside):
@@ -285,26 +286,17 @@ class HealingMachine:
         newest = self.pending[-1]
         if newest.member(self.rank) is None:
             return self._to(Phase.LEFT, do.Leave(reason=f"epoch {newest.epoch}: {newest.reason}"))
+        self._acting = newest.epoch
         self.healing = self.healing or newest.kind is not PlanKind.START
         touched = self._touched()
         self._set(inside_touched=touched)
         if not touched:
-            return self._leave_for_meeting()
-        self._acting = newest.epoch
+            return self._meet("a whole replica meets the new epoch")
         if self.layout.replica_size == 1:
             return self._inside_gathered((self.record,))
         return self._to(
             Phase.EXCHANGE_INSIDE,
             do.ExchangeInside(plan=newest, reason=f"replica {self.replica} is wounded: {newest.reason}"),
-        )
-
-    def _leave_for_meeting(self) -> do.AnyAction:
-        later = [p.epoch for p in self.pending if p.epoch > self._acting]
-        if not later or self.layout.replica_size == 1:
-            return self._meet("the replica is whole")
-        self._acting = later[0]
-        return self._to(
-            Phase.CONFIRM, do.Confirm(result=None, reason=f"before the meeting of epoch {later[0]}")
         )
 
     def _meet(self, why: str) -> do.AnyAction:
