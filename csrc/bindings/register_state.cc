@@ -7,6 +7,7 @@
 #include "state/arena.h"
 #include "state/arena_header.h"
 #include "state/checksum.h"
+#include "state/device.h"
 
 namespace py = pybind11;
 
@@ -106,6 +107,7 @@ void register_state(py::module_& module) {
       ReleaseGil());
   module.def("map_fixed", &state::map_fixed, py::arg("address"), py::arg("fd"), py::arg("nbytes"), ReleaseGil());
   module.def("checksum", &checksum_of, py::arg("data"));
+  module.def("num_cuda_devices", &state::num_cuda_devices, ReleaseGil());
   register_header(module);
 }
 

@@ -144,21 +144,18 @@ void DeathWatcher::report_dead(const Round& round, MonotonicTime seen) {
 
 void DeathWatcher::run() {
   Round round;
-  MonotonicTime seen = monotonic_now();
   while (begin_round(&round)) {
     if (!round.dead.empty()) {
-      report_dead(round, seen);
+      report_dead(round, monotonic_now());
       continue;
     }
     const Deadline deadline = Deadline::after_ms(monotonic_now(), kBackstopMs);
     const size_t num_words = use_waitv_ ? round.words.size() : 1;
-    const FutexWake wake = futex_wait(round.words.data(), num_words, deadline, use_waitv_);
-    seen = monotonic_now();
-    if (wake == FutexWake::kChanged) continue;
+    if (futex_wait(round.words.data(), num_words, deadline, use_waitv_) == FutexWake::kChanged) continue;
     for (const PulsePagePtr& page : round.pages) {
       if (has_vanished(*page)) round.dead.push_back(page);
     }
-    report_dead(round, seen);
+    report_dead(round, monotonic_now());
   }
 }
 

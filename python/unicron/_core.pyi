@@ -41,18 +41,30 @@ class PulsePage:
 
     def mark_fault(self) -> None:
         """fault_ns := now (a fault done from outside)."""
-    stage: int
-    iteration: int
-    micro_batch: int
-    since_ns: int
-    progress: int
-    waiting: bool
-    committed_iteration: int  # -1 before the first
-    committed_ns: int
-    loss: float
-    beat_ns: int  # native thread, 20 Hz: the process is alive and scheduled
-    fault_ns: int
-    owner_pid: int  # 0 until the holder thread has the mutex
+    @property
+    def stage(self) -> int: ...
+    @property
+    def iteration(self) -> int: ...
+    @property
+    def micro_batch(self) -> int: ...
+    @property
+    def since_ns(self) -> int: ...
+    @property
+    def progress(self) -> int: ...
+    @property
+    def waiting(self) -> bool: ...
+    @property
+    def committed_iteration(self) -> int: ...  # -1 before the first
+    @property
+    def committed_ns(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def beat_ns(self) -> int: ...  # native thread, 20 Hz: the process is alive and scheduled
+    @property
+    def fault_ns(self) -> int: ...
+    @property
+    def owner_pid(self) -> int: ...  # 0 until the holder thread has the mutex
 
 @final
 class WorkerMonitor:
@@ -122,6 +134,10 @@ def map_fixed(address: int, fd: int, nbytes: int) -> None:
 def checksum(data: object) -> int:
     """64-bit digest of a contiguous buffer (for transfers and adoption after a memory fault). Releases the GIL."""
 
+def num_cuda_devices() -> int:
+    """CUDA devices this process can use; 0 in a build without CUDA sources, without a driver and without a device.
+    Loads the driver: not to be called in a process that is to be forked."""
+
 @final
 class ArenaHeader:
     """The header page of an arena (worker and agent map the same page): may the content be used, and how far is it?
@@ -135,9 +151,12 @@ class ArenaHeader:
 
     def check(self, layout_digest: str, nbytes: int) -> str:
         """'' when this arena can be adopted, else why not (magic, version, other layout, other size)."""
-    version: int
-    layout_digest: str
-    nbytes: int
+    @property
+    def version(self) -> int: ...
+    @property
+    def layout_digest(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
     epoch: int
     iteration: int  # committed steps that are in the parameters; the iteration being worked on
     stage: int
