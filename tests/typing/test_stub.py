@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import unicron
 from unicron import _core
 
 STUB = Path(__file__).resolve().parents[2] / "python" / "unicron" / "_core.pyi"
@@ -61,23 +62,18 @@ def test_the_stub_is_the_module(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
     assert result.returncode == 0, result.stderr
     generated = described(ast.parse((tmp_path / "unicron" / "_core.pyi").read_text()).body)
-    generated = {name: text for name, text in generated.items() if not text.startswith("class()") or "." not in name}
     promised = described(ast.parse(STUB.read_text()).body)
-    promised.pop("__version__")  # stubgen leaves dunder names out
     assert promised == generated
 
 
 def test_the_version_is_one() -> None:
-    import unicron
-
     pyproject = (STUB.parents[2] / "pyproject.toml").read_text()
     assert f'version = "{unicron.__version__}"' in pyproject
     assert _core.__version__ == unicron.__version__
 
 
-def test_every_public_name_is_documented_or_plain() -> None:
-    """Functions and classes of the stub carry a docstring unless they are plain names that say it all."""
-    plain = {"monotonic_ns"}
+def test_every_function_is_documented() -> None:
+    plain = {"monotonic_ns"}  # the name says it all
     for node in ast.parse(STUB.read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name not in plain:
             assert ast.get_docstring(node), node.name

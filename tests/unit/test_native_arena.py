@@ -172,10 +172,9 @@ def test_a_file_too_small_for_a_header_is_refused() -> None:
 
 
 FIELDS: dict[str, int | float | bool] = {
-    "epoch": 3, "iteration": 1 << 40, "stage": 6, "dealt_replicas": (1 << 64) - 1, "chunks_reduced": 2,
-    "copying": True, "torn": True, "tokens": 1e9 + 0.5, "loss_sum": -2.5, "loss_count": 3.0, "has_commit": True,
-    "commit_iteration": 17, "commit_tokens": 4096.0, "commit_sumsq": 1e-300, "commit_found_inf": 1.0,
-    "commit_loss_sum": float("inf"),
+    "epoch": 3, "iteration": 1 << 40, "stage": 6, "dealt_replicas": (1 << 64) - 1, "reduction": 5,
+    "torn": True, "summed": True, "has_commit": True, "commit_iteration": 17, "commit_tokens": 1e9 + 0.5,
+    "commit_sumsq": 1e-300, "commit_found_inf": 1.0, "commit_loss_sum": float("-inf"),
 }  # fmt: skip
 
 

@@ -34,8 +34,7 @@ def pages() -> Iterator[int]:
 def local(pages: int) -> Iterator[tuple[_core.WorkerMonitor, socket.socket]]:
     """A monitor in this process, and its agent's end of the connection."""
     agent, worker = socket.socketpair()
-    monitor = _core.WorkerMonitor(worker.fileno(), _core.PulsePage(pages, 0))
-    worker.close()  # the monitor has a duplicate
+    monitor = _core.WorkerMonitor(worker.detach(), _core.PulsePage(pages, 0))
     yield monitor, agent
     monitor.close()
     agent.close()
@@ -120,10 +119,11 @@ def test_a_message_above_the_limit_is_refused(local: tuple[_core.WorkerMonitor, 
 
 def test_a_closed_monitor_says_so(pages: int) -> None:
     agent, worker = socket.socketpair()
-    with agent, worker:
-        monitor = _core.WorkerMonitor(worker.fileno(), _core.PulsePage(pages, 1))
+    with agent:
+        monitor = _core.WorkerMonitor(worker.detach(), _core.PulsePage(pages, 1))
         monitor.close()
         monitor.close()
+        assert agent.recv(1) == b""
         with pytest.raises(_core.UnicronError, match="closed"):
             monitor.next_frame(0)
         with pytest.raises(_core.UnicronError, match="closed"):
@@ -152,7 +152,7 @@ def test_even_while_the_worker_holds_the_gil(pages: int) -> None:
 
 
 def test_a_closed_monitor_does_not_end_the_worker(pages: int) -> None:
-    with Worker(pages, 0, "monitor.close(); os.close(int(sys.argv[3])); time.sleep(0.3); sys.exit(4)") as worker:
+    with Worker(pages, 0, "monitor.close(); time.sleep(0.3); sys.exit(4)") as worker:
         worker.wait_ready()
         assert worker.control.recv(1) == b""
         worker.control.close()
