@@ -21,7 +21,7 @@ using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
 // A property that is one word of the header page. `Value` is what Python sees (bool for a word that is 0 or 1).
 template <class Value, class Word>
-void def_field(py::class_<ArenaHeader>& header, const char* name, std::atomic<Word> ArenaFields::*field) {
+void def_field(py::class_<ArenaHeader>& header, const char* name, std::atomic<Word> ArenaFields::* field) {
   header.def_property(
       name,
       [field](const ArenaHeader& self) -> Value {

@@ -16,8 +16,8 @@ namespace unicron::monitor {
 
 namespace {
 
-constexpr int64_t kBackstopMs = 250;       // longest wait before owners are checked by /proc
-constexpr int64_t kRemoveMsMax = 10'000;   // a round takes microseconds; more is a broken thread
+constexpr int64_t kBackstopMs = 250;      // longest wait before owners are checked by /proc
+constexpr int64_t kRemoveMsMax = 10'000;  // a round takes microseconds; more is a broken thread
 constexpr auto kRewakeInterval = std::chrono::milliseconds(1);
 
 bool is_dead(uint32_t word) { return (word & FUTEX_OWNER_DIED) != 0; }
@@ -47,7 +47,7 @@ bool has_vanished(const PulsePage& page) {
 // One look at every watched word.
 struct DeathWatcher::Round {
   std::vector<PulsePagePtr> pages;
-  std::vector<FutexWord> words;      // those of `pages`, in order, then the wake word
+  std::vector<FutexWord> words;  // those of `pages`, in order, then the wake word
   std::vector<PulsePagePtr> dead;
 };
 

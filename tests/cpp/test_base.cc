@@ -1,3 +1,4 @@
+// Codes, time, descriptors, mappings and threads of csrc/base.
 #include <errno.h>
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Frames, futexes, groups and the death of a holder, without Python.
 #include <linux/futex.h>
 #include <netinet/in.h>
 #include <sys/socket.h>

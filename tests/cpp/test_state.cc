@@ -1,3 +1,4 @@
+// Arenas, their header and the checksum, without Python.
 #include <sys/mman.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-"""Real worker processes for tests of the native core: each has a pulse page and a control socket, and runs given code."""
+"""Real worker processes for tests of the native core: a pulse page, a control socket, and code to run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class Worker:
         return self.process.pid
 
     def wait_ready(self) -> Worker:
-        wait_until(lambda: self.pulse.owner_pid == self.pid or self.process.poll() is not None, "worker holds its mutex")
+        wait_until(
+            lambda: self.pulse.owner_pid == self.pid or self.process.poll() is not None, "worker holds its mutex"
+        )
         assert self.process.poll() is None, self.stderr()
         return self
 
@@ -82,7 +84,9 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.control.close()
         if self.process.poll() is None:
             self.process.kill()

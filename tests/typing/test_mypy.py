@@ -27,5 +27,8 @@ def test_right_use_type_checks() -> None:
 def test_wrong_use_does_not() -> None:
     source = (HERE / "wrong.py").read_text().splitlines()
     expected = {number: line.rsplit("# ", 1)[1] for number, line in enumerate(source, 1) if "  # " in line}
-    found = {int(line): code for line, code in re.findall(r"wrong\.py:(\d+): error: .*\[([a-z-]+)\]", mypy(HERE / "wrong.py"))}
+    found = {
+        int(line): code
+        for line, code in re.findall(r"wrong\.py:(\d+): error: .*\[([a-z-]+)\]", mypy(HERE / "wrong.py"))
+    }
     assert found == expected

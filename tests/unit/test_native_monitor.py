@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from native_workers import Worker, frame, wait_until
 
+from native_workers import Worker, frame, wait_until
 from unicron import _core
 
 PLAN = 1

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from native_workers import WAIT_S_MAX, wait_until
 
+from native_workers import WAIT_S_MAX, wait_until
 from unicron import _core
 
 # Three threads that write without pause, and one that sleeps.

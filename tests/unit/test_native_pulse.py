@@ -8,8 +8,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from native_workers import Worker, wait_until
 
+from native_workers import Worker, wait_until
 from unicron import _core
 
 
@@ -65,7 +65,9 @@ def test_a_fault_is_taken_once_and_exactly_there(pages: int) -> None:
         ((0, 5, -1), (1, 6, 3), False),
     ],
 )
-def test_a_fault_armed_for_any(pages: int, armed: tuple[int, int, int], passes: tuple[int, int, int], takes: bool) -> None:
+def test_a_fault_armed_for_any(
+    pages: int, armed: tuple[int, int, int], passes: tuple[int, int, int], takes: bool
+) -> None:
     page = _core.PulsePage(pages, 0)
     page.arm_fault(3, *armed)
     assert page.take_fault(*passes) == (3 if takes else 0)

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from native_workers import WAIT_S_MAX, Worker, wait_until
 
+from native_workers import WAIT_S_MAX, Worker, wait_until
 from unicron import _core
 
 SLEEP = "time.sleep(60)"

@@ -1,10 +1,10 @@
 // Inside a worker: the connection to its agent, and the end of collectives that would hang.
 //
 // Two native threads. The holder (holder.h) owns the robust mutex. The control thread reads the agent's frames: on an
-// epoch plan it announces the epoch, shuts the sockets of the groups that the plan makes useless, then queues the message.
-// In that order: a thread that wakes with a socket error finds the reason, a group registered meanwhile is shut, and who
-// registers one later sees the epoch. When the connection ends the
-// process ends at once: a worker must not train on unseen by its keeper. Neither thread ever calls Python.
+// epoch plan it announces the epoch, shuts the sockets of the groups that the plan makes useless, then queues the
+// message. In that order: a thread that wakes with a socket error finds the reason, a group registered meanwhile is
+// shut, and who registers one later sees the epoch. When the connection ends the process ends at once: a worker must
+// not train on unseen by its keeper. Neither thread ever calls Python.
 #pragma once
 
 #include <atomic>
