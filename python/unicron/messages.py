@@ -217,7 +217,11 @@ class WorkerUp(_Message):
 
 
 class WorkerLost(_Message):
-    """A worker is dead, with positive evidence."""
+    """A worker is dead, with positive evidence.
+
+    The first evidence (its mutex) does not know how it died: cause is "" then, and the same message is sent again
+    with the cause once the exit status is known.
+    """
 
     node: str
     task: str
@@ -247,6 +251,8 @@ class WorkerStopped(_Message):
 
 
 class WorkerContinued(_Message):
+    """A stopped worker runs again, or a stalled one advances."""
+
     node: str
     task: str
     worker: str
@@ -323,6 +329,7 @@ class StartWorkers(_Message):
     nnodes: int = 1
     master_port: int = 0
     reason: str = ""
+    master_address: str = ""  # host of the first node, for scripts that rendezvous by themselves
 
 
 class PublishEpoch(_Message):
