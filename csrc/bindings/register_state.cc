@@ -44,12 +44,9 @@ void def_fields(py::class_<ArenaHeader>& header) {
   def_field<int64_t>(header, "iteration", &ArenaFields::iteration);
   def_field<int64_t>(header, "stage", &ArenaFields::stage);
   def_field<uint64_t>(header, "dealt_replicas", &ArenaFields::dealt_replicas);
-  def_field<int64_t>(header, "chunks_reduced", &ArenaFields::chunks_reduced);
-  def_field<bool>(header, "copying", &ArenaFields::copying);
+  def_field<int64_t>(header, "reduction", &ArenaFields::reduction);
   def_field<bool>(header, "torn", &ArenaFields::torn);
-  def_field<double>(header, "tokens", &ArenaFields::tokens);
-  def_field<double>(header, "loss_sum", &ArenaFields::loss_sum);
-  def_field<double>(header, "loss_count", &ArenaFields::loss_count);
+  def_field<bool>(header, "summed", &ArenaFields::summed);
   def_field<bool>(header, "has_commit", &ArenaFields::has_commit);
   def_field<int64_t>(header, "commit_iteration", &ArenaFields::commit_iteration);
   def_field<double>(header, "commit_tokens", &ArenaFields::commit_tokens);

@@ -148,8 +148,9 @@ bool WorkerMonitor::receive() {
 void WorkerMonitor::handle(Frame&& frame) {
   // A plan that is not newer than the newest is passed on, but shuts nothing: those groups may have been rebuilt.
   if (frame.kind == kFrameKindPlan && newest_epoch() < frame.epoch) {
-    groups_.shut(frame.touched);
+    // Announce first, shut afterwards: a group registered in between is shut, one registered later sees the epoch.
     newest_epoch_.store(frame.epoch.value(), std::memory_order_release);
+    groups_.shut(frame.touched);
   }
   {
     const std::lock_guard lock(queue_mutex_);

@@ -142,12 +142,9 @@ class ArenaHeader:
     iteration: int  # committed steps that are in the parameters; the iteration being worked on
     stage: int
     dealt_replicas: int  # bit i: replica i was live when this iteration began (dp <= 64), else see records
-    chunks_reduced: int
-    copying: bool  # the staging area holds the complete result of chunk `chunks_reduced`
+    reduction: int  # 2 x segments reduced; + 1 while a complete result is copied from the staging area
     torn: bool  # parameters are being written
-    tokens: float
-    loss_sum: float
-    loss_count: float
+    summed: bool  # the local sums are complete and tied
     has_commit: bool  # the five below are the commit's result of `commit_iteration`
     commit_iteration: int
     commit_tokens: float

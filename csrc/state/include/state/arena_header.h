@@ -34,12 +34,9 @@ struct ArenaFields {
   std::atomic<int64_t> iteration;  // committed steps that are in the parameters; the iteration being worked on
   std::atomic<int64_t> stage;
   std::atomic<uint64_t> dealt_replicas;  // bit i: replica i was live when this iteration began
-  std::atomic<int64_t> chunks_reduced;
-  std::atomic<uint64_t> copying;  // the staging area holds the complete result of chunk `chunks_reduced`
+  std::atomic<int64_t> reduction;  // 2 x segments reduced; + 1 while a complete result is copied from the staging area
   std::atomic<uint64_t> torn;     // parameters are being written
-  std::atomic<double> tokens;
-  std::atomic<double> loss_sum;
-  std::atomic<double> loss_count;
+  std::atomic<uint64_t> summed;   // the local sums are complete and tied
 
   std::atomic<uint64_t> has_commit;  // written last of the commit's result
   std::atomic<int64_t> commit_iteration;
