@@ -11,7 +11,7 @@ from unicron.cli.common import Coordinator, Json, Keys, Problem, print_json
 FAULTS = (
     "kill segv abort exit exception oom stop deadlock gil reset leave"  # messages.ArmFault
 ).split()
-POINTS = "now idle compute forward pipeline tie reduce commit step".split()
+POINTS = ["now", "idle", "compute", "forward", "pipeline", "tie", "reduce", "commit", "step"]
 
 
 def main(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import random
 import signal
 import sys
@@ -94,7 +93,7 @@ class CoordinatorProcess:
         """lifeline: a descriptor that is at its end when whoever started us is gone; -1: none."""
         directory = Path(settings.keys)
         pair = keys.load(directory / "coordinator.key")
-        self._machine = CoordinatorMachine(settings.machine, random.Random(os.urandom(16)))
+        self._machine = CoordinatorMachine(settings.machine, random.getrandbits(32))
         self._timers = Timers()
         self._probes = Probes()
         self._seen: dict[str, WorkerStatus] = {}
@@ -163,7 +162,7 @@ class CoordinatorProcess:
         for fd in self._probes.fds:
             poller.register(fd, zmq.POLLOUT)
         most_ms = 20.0 if self._probes.is_pending else POLL_MS_MAX
-        ready = dict(poller.poll(self._timers.wait_ms(now_ms(), most_ms)))
+        ready = dict(poller.poll(int(-(-self._timers.wait_ms(now_ms(), most_ms) // 1))))
         if any(fd in ready for fd in self._lifeline):
             self.stop("the process that started us is gone")
         if self._gate.socket in ready:
