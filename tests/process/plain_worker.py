@@ -1,6 +1,8 @@
-"""A worker without torch: speaks the protocol, advances its pulse, accounts for every new epoch, finishes.
+"""A worker without torch: speaks the protocol, advances its pulse, accounts for every new epoch,
+finishes.
 
-argv: iterations, milliseconds an iteration takes. Kept beside the tests that run it under real agents.
+argv: iterations, milliseconds an iteration takes. Kept beside the tests that run it under real
+agents.
 """
 
 from __future__ import annotations

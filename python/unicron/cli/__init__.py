@@ -1,7 +1,8 @@
-"""The command line: a register of verbs, each in a module of its own that is imported only when it is called.
+"""The command line: a register of verbs, each in a module of its own, imported when it is called.
 
-A module has a function ``main`` whose annotations are typer's; adding a verb is adding a line to VERBS. Exit codes:
-0 success, 2 wrong use, another on failure, with one line on stderr that says what to do.
+A module has a function ``main`` whose annotations are typer's; adding a verb is adding a line to
+VERBS. Exit codes: 0 success, 2 wrong use, another on failure, with one line on stderr that says
+what to do.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def usage() -> str:
         [
             "usage: unicron COMMAND [OPTIONS]",
             "",
-            "Keeps LLM training jobs earning: sees failures, heals the interrupted iteration, goes on.",
+            "Keeps LLM training jobs earning: sees failures, finishes the interrupted iteration.",
             "",
             *lines,
             "",

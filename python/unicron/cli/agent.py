@@ -27,7 +27,7 @@ def main(
 ) -> int:
     """A node's supervisor: starts workers, sees them die, keeps their state. Ends with them.
 
-    Example: unicron agent --coordinator 10.0.0.1:7070 --slots 8 --host 10.0.0.2 --keys /etc/unicron/keys
+    Example: unicron agent --coordinator 10.0.0.1:7070 --slots 8 --host 10.0.0.2 --keys keys
     """
     from unicron.runtime import logs
     from unicron.runtime.agent_daemon import run_with_template

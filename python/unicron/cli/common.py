@@ -1,4 +1,6 @@
-"""What every command shares: calling typer, errors as one line, JSON or a table, the coordinator's address."""
+"""What every command shares: calling typer, errors as one line, JSON or a table, the coordinator's
+address.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ def main(
     layout = view["layout"]
     print(f"{view['task']}: {view['phase']}, epoch {view['epoch']}, iteration {view['iteration']}")
     print(f"command: {' '.join(view['command'])}")
-    print(f"layout: tp {layout['tp']}, pp {layout['pp']}, dp {layout['dp']}, replicas {view['replicas']}")
+    sizes = ", ".join(f"{name} {layout[name]}" for name in ("tp", "pp", "dp"))
+    print(f"layout: {sizes}, replicas {view['replicas']}")
     if view["cause"]:
         print(f"cause: {view['cause']}")
     workers = sorted(view["workers"], key=lambda w: (not w["is_member"], w["rank"]))

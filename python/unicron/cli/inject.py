@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from unicron.cli.common import Coordinator, Json, Keys, Problem, print_json
 
 FAULTS = (
-    "kill segv abort exit exception oom stop deadlock gil reset leave"  # messages.ArmFault
-).split()
-POINTS = ["now", "idle", "compute", "forward", "pipeline", "tie", "reduce", "commit", "step"]
+    "kill",
+    "segv",
+    "abort",
+    "exit",
+    "exception",
+    "oom",
+    "stop",
+    "deadlock",
+    "gil",
+    "reset",
+    "leave",
+)
+POINTS = (
+    "now",
+    "idle",
+    "compute",
+    "forward",
+    "pipeline",
+    "tie",
+    "reduce",
+    "commit",
+    "step",
+    "heal",
+)
 
 
 def main(
@@ -38,7 +59,8 @@ def main(
     if not task:
         task = client.ask("describe", task="")["task"]
     where = {"iteration": iteration, "point": point, "micro_batch": micro_batch}
-    client.ask("inject", task=task, rank=rank, fault=fault, **where)
+    arguments: dict[str, Any] = {"task": task, "rank": rank, "fault": fault, **where}
+    client.ask("inject", **arguments)
     if json:
         print_json({"task": task, "rank": rank, "fault": fault, **where})
     else:

@@ -31,4 +31,5 @@ def main(
         return
     for role, pair in pairs.items():
         print(f"{directory / role}.key  {pair.public}")
-    print("Agents need agent.key, worker.key and coordinator.pub; clients client.key and coordinator.pub.")
+    print("Agents need agent.key, worker.key and coordinator.pub;")
+    print("command lines need client.key and coordinator.pub.")

@@ -19,7 +19,9 @@ def main(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the logs grow.")] = False,
     rank: Annotated[int, typer.Option(help="Only this rank; -1: all.")] = -1,
     stream: Annotated[str, typer.Option(help="stdout, stderr or both.")] = "both",
-    log_dir: Annotated[str, typer.Option(help="Where they are, without asking a coordinator.")] = "",
+    log_dir: Annotated[
+        str, typer.Option(help="Where they are; else the coordinator is asked.")
+    ] = "",
     coordinator: Coordinator = "",
     keys: Keys = "",
     json: Json = False,
@@ -52,7 +54,7 @@ def _ask(task: str, coordinator: str, keys: str) -> Path:
     from unicron.runtime.client import from_environment
 
     view = from_environment(coordinator, keys).ask("describe", task=task)
-    return Path(view["log_dir"]) / view["task"]
+    return Path(str(view["log_dir"])) / str(view["task"])
 
 
 def _find(directory: Path, streams: tuple[str, ...], rank: int) -> list[Path]:

@@ -134,16 +134,16 @@ class AgentProcess:
         self._gate.admit(ZAP_DOMAIN, self._worker_key.public, "worker")
         self._gate.admit(ZAP_DOMAIN, own.public, "agent")
         self._store = StoreServer(self._context, own.secret, settings.host, settings.store_port)
-        config = AgentConfig(
-            node=settings.node,
-            incarnation=settings.incarnation or _next_incarnation(directory),
-            slots=settings.slots,
-            understudies=settings.understudies,
-            store=self._store.endpoint,
-            store_key=own.public,
-            socket=str(self._server.path),
-            **settings.machine,
-        )
+        facts = {
+            "node": settings.node,
+            "incarnation": settings.incarnation or _next_incarnation(directory),
+            "slots": settings.slots,
+            "understudies": settings.understudies,
+            "store": self._store.endpoint,
+            "store_key": own.public,
+            "socket": str(self._server.path),
+        }
+        config = msgspec.convert({**settings.machine, **facts}, AgentConfig)
         self._machine = AgentMachine(config)
         self._pulses = Pulses(config.workers_max)
         self._arenas = ArenaKeeper()
@@ -453,7 +453,7 @@ def _next_incarnation(directory: Path) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """For a local cluster: python -m unicron.runtime.agent_process (people use the command line)."""
+    """For a local cluster; people use the command line (unicron agent)."""
     parser = argparse.ArgumentParser(prog="python -m unicron.runtime.agent_process")
     parser.add_argument("--config", type=Path, required=True, help="AgentSettings as JSON")
     parser.add_argument("--log", type=Path)

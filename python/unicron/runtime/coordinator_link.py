@@ -81,7 +81,7 @@ class CoordinatorLink:
         return found
 
     def send(self, message: bytes) -> None:
-        """Dropped when there is no connection, or when nobody reads: the next hello says it again."""
+        """Dropped when there is no connection, or nobody reads: the next hello says it again."""
         if self.is_connected:
             try:
                 self.socket.send(message, zmq.NOBLOCK)

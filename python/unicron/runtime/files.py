@@ -30,7 +30,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def load_yaml(path: Path, kind: type[T]) -> T:
-    import yaml  # not needed by workers: kept out of their imports
+    import yaml  # type: ignore[import-untyped]  # late: workers do without it
 
     try:
         if path.stat().st_size > FILE_BYTES_MAX:

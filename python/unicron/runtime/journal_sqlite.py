@@ -63,7 +63,7 @@ class SqliteJournal:
         (version,) = run("PRAGMA user_version").fetchone()
         if version not in (0, SCHEMA_VERSION):
             raise JournalBroken(
-                f"{self.path} is a journal of version {version}, this unicron reads {SCHEMA_VERSION}:"
+                f"{self.path} is a journal of version {version}, this one reads {SCHEMA_VERSION}:"
                 " use the unicron that wrote it"
             )
         run("CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, entry BLOB NOT NULL)")

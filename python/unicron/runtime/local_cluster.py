@@ -33,6 +33,8 @@ from unicron.runtime.coordinator_process import CoordinatorSettings
 START_S_MAX = 120.0
 STOP_S_MAX = 5.0
 POLL_S = 0.05
+# daemons that die more often than this have a reason that a restart does not remove
+RESTARTS_MAX = 20
 IMPORTS = "torch,megatron.core"
 DEFAULT_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 OVER = ("done", "stopped")
@@ -68,7 +70,7 @@ class LocalCluster:
         coordinator: CoordinatorConfig | None = None,
         agent_bounds: Mapping[str, float] | None = None,
     ) -> None:
-        """log_dir: of the daemons' own logs (None: inside the cluster's directory, gone with it)."""
+        """log_dir: of the daemons (None: inside the cluster's directory, gone with it)."""
         self.nodes = tuple(f"n{index}" for index in range(num_agents))
         self._slots = slots
         self._understudies = understudies
@@ -87,6 +89,7 @@ class LocalCluster:
         self._incarnations = dict.fromkeys(self.nodes, 0)
         self._address = "127.0.0.1:0"
         self._client: CoordinatorClient | None = None
+        self._tended = 0
         self._last_workers: list[LiveWorker] = []
         self._lifeline_end, self._lifeline = os.pipe()  # both close on exec; children get the first
         self._janitor = self._start_janitor()
@@ -114,12 +117,8 @@ class LocalCluster:
         if self._client is not None:
             self._client.close()
             self._client = None
-        for name, daemon in sorted(self._daemons.items(), reverse=True):
-            if daemon.poll() is None:
-                daemon.send_signal(signal.SIGCONT)
-                daemon.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                daemon.wait(STOP_S_MAX if name != "template" else 2 * STOP_S_MAX)
+        self._terminate(self.nodes)  # workers end with their agents
+        self._terminate(("coordinator", "template"))
         spared = frozenset({self._janitor.pid})
         left = [pid for pid in processes.find(self.directory) if pid not in spared]
         processes.end_all(self.directory, STOP_S_MAX, spare=spared)
@@ -130,6 +129,17 @@ class LocalCluster:
         shutil.rmtree(self.directory, ignore_errors=True)
         self._end_lifeline()
         return left
+
+    def _terminate(self, names: Sequence[str]) -> None:
+        daemons = [self._daemons[name] for name in names if name in self._daemons]
+        for daemon in daemons:
+            if daemon.poll() is None:
+                daemon.send_signal(signal.SIGCONT)
+                daemon.terminate()
+        deadline = time.monotonic() + STOP_S_MAX
+        for daemon in daemons:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(max(0.1, deadline - time.monotonic()))
 
     def _end_lifeline(self) -> None:
         for fd in (self._lifeline, self._lifeline_end):
@@ -217,6 +227,28 @@ class LocalCluster:
             processes.kill(pid)
         daemon.wait(STOP_S_MAX)
 
+    def tend(self) -> list[str]:
+        """Start again what died unasked; the names. Workers of a dead template are dead, too."""
+        ended = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
+        if ended:
+            self._tended += 1
+            if self._tended > RESTARTS_MAX:
+                self._check_alive()
+        if "template" in ended:
+            for node in self.nodes:
+                self._kill(node)
+            ended = ["template", *(n for n in ended if n not in ("template", *self.nodes))]
+            ended += self.nodes
+        for name in ended:
+            if name == "template":
+                self._template_socket.unlink(missing_ok=True)
+                self.start_template()
+            elif name == "coordinator":
+                self.start_coordinator()
+            else:
+                self.start_agent(name)
+        return ended
+
     def agent_pid(self, node: str) -> int:
         return self._daemons[node].pid
 
@@ -281,8 +313,15 @@ class LocalCluster:
         iteration: int = -1,
         micro_batch: int = -1,
     ) -> None:
-        where = {"point": point, "iteration": iteration, "micro_batch": micro_batch}
-        self.ask("inject", task=task, rank=rank, fault=fault, **where)
+        self.ask(
+            "inject",
+            task=task,
+            rank=rank,
+            fault=fault,
+            point=point,
+            iteration=iteration,
+            micro_batch=micro_batch,
+        )
 
     def wait(self, task: str, timeout_s: float) -> dict[str, Any]:
         """Until the task is over; its view. ClusterProblem when the time is over first."""
@@ -341,4 +380,4 @@ class LocalCluster:
                 path = self.log_dir / f"{name}.err"
                 last = path.read_text(errors="replace").strip().splitlines()[-1:]
                 said = last[0] if last else f"exit code {daemon.returncode}"
-                raise ClusterProblem(f"the {name} ended while starting: {said}")
+                raise ClusterProblem(f"{name} ended: {said}")

@@ -243,6 +243,8 @@ def import_all(names: Iterable[str]) -> list[str]:
             importlib.import_module(name)
         except Exception as error:
             missing.append(name)
+            if isinstance(error, ModuleNotFoundError) and name.startswith(error.name or " "):
+                continue  # not installed: then no script needs it
             sys.stderr.write(f"unicron template: cannot import {name}: {error}\n")
     return missing
 
