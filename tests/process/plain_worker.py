@@ -34,6 +34,7 @@ ITERATIONS, STEP_MS = int(sys.argv[1]), float(sys.argv[2])
 WORKER = os.environ["UNICRON_WORKER"]
 TASK = os.environ["UNICRON_TASK"]
 ARENA_BYTES = 4096
+FAIL_AT = int(os.environ.get("PLAIN_FAIL_AT", "-1"))  # rank 0 raises there, every time
 
 
 def strip(payload: bytes) -> bytes:
@@ -114,7 +115,7 @@ def main() -> None:
         if plan is None or waiting:
             continue
         pulse.advance(Stage.COMPUTE, iteration, 0)
-        if pulse.take_fault(1, iteration, 0) == 5:
+        if pulse.take_fault(1, iteration, 0) == 5 or (iteration == FAIL_AT and rank == 0):
             raised = ExceptionRaised(
                 WORKER, rank, plan.epoch, iteration, 0, Stage.COMPUTE, "InjectedFault", "boom",
                 "plain.py:1", time.monotonic_ns(),

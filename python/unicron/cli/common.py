@@ -61,7 +61,7 @@ def _failed(verb: str, error: Exception) -> int:
         return error.code
     show = getattr(error, "format_message", None)  # click's usage errors
     if show is not None:
-        sys.stderr.write(f"unicron {verb}: {show()}; unicron {verb} --help shows how\n")
+        sys.stderr.write(f"unicron {verb}: {show().rstrip('.')}; unicron {verb} --help shows how\n")
         return int(getattr(error, "exit_code", 2))
     if type(error).__name__ == "Abort":
         return 130

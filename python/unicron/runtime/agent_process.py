@@ -71,6 +71,7 @@ from unicron.messages import (
 from unicron.runtime import keys, logs
 from unicron.runtime.arena_keeper import ArenaKeeper
 from unicron.runtime.coordinator_link import CoordinatorLink
+from unicron.runtime.ending import Ending
 from unicron.runtime.files import write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
 from unicron.runtime.pulses import Pulses
@@ -118,8 +119,7 @@ class AgentProcess:
         own = keys.load(key_directory / "agent.key")
         self._worker_key = keys.load(key_directory / "worker.key")
         coordinator_key = keys.load_public(str(key_directory / "coordinator.pub"))
-        self._lifeline = lifeline
-        self._stopping = ""
+        self._ending = Ending(lifeline)
         self._timers = Timers()
         self._queue: deque[Event] = deque()
         self._looks: dict[str, tuple[int, float]] = {}  # worker -> (pid, until)
@@ -154,30 +154,21 @@ class AgentProcess:
     # ------------------------------------------------------------ loop
 
     def run(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, _: self.stop(signal.Signals(number).name))
+        self._ending.catch_signals()
         with contextlib.suppress(OSError):
             os.nice(NICE)
         log.info("store at %s, workers at %s", self._store.endpoint, self._server.path)
         try:
-            while not self._stopping:
+            while not self._ending.reason:
                 self._turn()
         finally:
             self.close()
-        log.info("stopped: %s", self._stopping)
-        return 0 if self._template_is_there else 1
-
-    def stop(self, reason: str) -> None:
-        self._stopping = self._stopping or reason
-
-    @property
-    def _template_is_there(self) -> bool:
-        return self._template is not None
+        log.info("stopped: %s", self._ending.reason)
+        return 1 if self._template is None else 0
 
     def _turn(self) -> None:
         ready = self._poll()
-        if self._lifeline in ready:
-            self.stop("the process that started us is gone")
+        self._ending.look(ready)
         if self._pulses.fileno() in ready:
             self._read_deaths()
         if self._template is not None and self._template.fileno() in ready:
@@ -199,8 +190,7 @@ class AgentProcess:
         for socket in (self._gate.socket, self._store.socket, *self._coordinator.sockets):
             poller.register(socket, zmq.POLLIN)
         poller.register(self._pulses.fileno(), zmq.POLLIN)
-        if self._lifeline >= 0:
-            poller.register(self._lifeline, zmq.POLLIN)
+        self._ending.register(poller)
         for fd, wants_to_write in self._server.interests():
             poller.register(fd, zmq.POLLIN | (zmq.POLLOUT if wants_to_write else 0))
         if self._template is not None:
@@ -284,7 +274,7 @@ class AgentProcess:
             self._template.close()
             self._template = None
             self._take(TemplateLost())
-            self.stop("the template is gone")
+            self._ending.ask("the template is gone")
 
     def _read_coordinator(self) -> None:
         for connected in self._coordinator.changes():
@@ -434,6 +424,7 @@ class AgentProcess:
         self._context.destroy(linger=100)
         self._pulses.close()
         self._arenas.close()
+        self._ending.close()
         for pidfd in self._pidfds.values():
             os.close(pidfd)
 

@@ -8,10 +8,9 @@ says what counts in its next hello), so a coordinator that comes back hears the 
 from __future__ import annotations
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from unicron.messages import MESSAGE_BYTES_MAX
-from unicron.runtime.zap import call_curve
+from unicron.runtime.zap import call_curve, monitor_event
 
 HEARTBEAT_MS = 500
 HEARTBEAT_TIMEOUT_MS = 2_000
@@ -56,7 +55,7 @@ class CoordinatorLink:
         found: list[bool] = []
         while True:
             try:
-                event = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]
+                event = monitor_event(self.monitor.recv_multipart(zmq.NOBLOCK))[0]
             except zmq.Again:
                 return found
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and not self.is_connected:

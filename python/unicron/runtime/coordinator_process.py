@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import logging
 import random
-import signal
 import sys
 import time
 from pathlib import Path
@@ -59,6 +58,7 @@ from unicron.messages import (
     encode,
 )
 from unicron.runtime import keys, logs, requests
+from unicron.runtime.ending import Ending
 from unicron.runtime.files import write_atomically
 from unicron.runtime.journal_sqlite import JournalProblem, SqliteJournal
 from unicron.runtime.peers import Peers
@@ -85,12 +85,12 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     listen: str = "127.0.0.1:7070"
     keys: str = "keys"
     journal: str = "journal.db"
+    journal_pages_max: int = 0  # of 4 KiB; 0: what the disk has
     machine: CoordinatorConfig = CoordinatorConfig()
 
 
 class CoordinatorProcess:
     def __init__(self, settings: CoordinatorSettings, lifeline: int = -1) -> None:
-        """lifeline: a descriptor that is at its end when whoever started us is gone; -1: none."""
         directory = Path(settings.keys)
         pair = keys.load(directory / "coordinator.key")
         self._machine = CoordinatorMachine(settings.machine, random.getrandbits(32))
@@ -99,10 +99,9 @@ class CoordinatorProcess:
         self._seen: dict[str, WorkerStatus] = {}
         self._pending: dict[str, bytes] = {}  # request -> who asked
         self._num_requests = 0
-        self._stopping = ""
-        self._lifeline = (lifeline,) if lifeline >= 0 else ()
+        self._ending = Ending(lifeline)
         self._last_reasons: dict[str, str] = {}
-        self._journal = SqliteJournal(Path(settings.journal))
+        self._journal = SqliteJournal(Path(settings.journal), pages_max=settings.journal_pages_max)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = Gatekeeper(self._context)
         for role in ("agent", "client"):
@@ -129,11 +128,10 @@ class CoordinatorProcess:
     # ------------------------------------------------------------ loop
 
     def run(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, _: self.stop(signal.Signals(number).name))
+        self._ending.catch_signals()
         try:
             self._begin()
-            while not self._stopping:
+            while not self._ending.reason:
                 self._turn()
         except (JournalProblem, JournalUnreadable) as problem:
             log.error("%s", problem)
@@ -141,11 +139,8 @@ class CoordinatorProcess:
             return EXIT_JOURNAL
         finally:
             self.close()
-        log.info("stopped: %s", self._stopping)
+        log.info("stopped: %s", self._ending.reason)
         return 0
-
-    def stop(self, reason: str) -> None:
-        self._stopping = reason
 
     def _begin(self) -> None:
         count = 0
@@ -157,14 +152,14 @@ class CoordinatorProcess:
 
     def _turn(self) -> None:
         poller = zmq.Poller()
-        for socket in (self._gate.socket, self._peers.monitor, self._router, *self._lifeline):
+        for socket in (self._gate.socket, self._peers.monitor, self._router):
             poller.register(socket, zmq.POLLIN)
+        self._ending.register(poller)
         for fd in self._probes.fds:
             poller.register(fd, zmq.POLLOUT)
         most_ms = 20.0 if self._probes.is_pending else POLL_MS_MAX
         ready = dict(poller.poll(int(-(-self._timers.wait_ms(now_ms(), most_ms) // 1))))
-        if any(fd in ready for fd in self._lifeline):
-            self.stop("the process that started us is gone")
+        self._ending.look(ready)
         if self._gate.socket in ready:
             self._gate.serve()
         self._read_messages()
@@ -247,7 +242,7 @@ class CoordinatorProcess:
         answer = requests.answer(request, request_id, self._machine.state, self._seen)
         if answer is None:
             self._send(identity, Reply(True, result={}))
-            self.stop("asked to")
+            self._ending.ask("asked to")
         elif isinstance(answer, Reply):
             self._send(identity, answer)
         elif len(self._pending) >= PENDING_ANSWERS_MAX:
@@ -317,6 +312,7 @@ class CoordinatorProcess:
         self._gate.close()
         self._context.destroy(linger=200)  # the last reply goes out
         self._journal.close()
+        self._ending.close()
 
 
 def main(arguments: list[str] | None = None) -> int:

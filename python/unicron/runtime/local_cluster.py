@@ -181,7 +181,7 @@ class LocalCluster:
         self._start("coordinator", "unicron.runtime.coordinator_process", [*config, *log])
         deadline = time.monotonic() + START_S_MAX
         while not ready.exists():
-            self._check_alive()
+            self._check_alive("coordinator")
             if time.monotonic() > deadline:
                 raise ClusterProblem(f"the coordinator does not listen: see {self.log_dir}")
             time.sleep(0.01)
@@ -374,9 +374,9 @@ class LocalCluster:
                 start_new_session=True,  # Ctrl-C is for the owner, who ends the rest in order
             )
 
-    def _check_alive(self) -> None:
+    def _check_alive(self, only: str = "") -> None:
         for name, daemon in self._daemons.items():
-            if daemon.poll() is not None:
+            if daemon.poll() is not None and only in ("", name):
                 path = self.log_dir / f"{name}.err"
                 last = path.read_text(errors="replace").strip().splitlines()[-1:]
                 said = last[0] if last else f"exit code {daemon.returncode}"

@@ -8,7 +8,8 @@ ended, within a millisecond of its death.
 from __future__ import annotations
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
+
+from unicron.runtime.zap import monitor_event
 
 MONITORED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 EVENTS_PER_TURN_MAX = 1024
@@ -52,9 +53,8 @@ class Peers:
                 frames = self.monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            event = parse_monitor_message(frames)
-            fd = int(event["value"])
-            if event["event"] == zmq.EVENT_ACCEPTED:
+            event, fd = monitor_event(frames)
+            if event == zmq.EVENT_ACCEPTED:
                 self._is_open[fd] = True
                 continue
             self._is_open.pop(fd, None)
