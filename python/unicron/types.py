@@ -138,7 +138,9 @@ class EpochPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: Layout
     replicas: tuple[int, ...]  # live replica indices, sorted
     members: tuple[Member, ...]  # sorted by rank; exactly the ranks of the live replicas
-    touched: tuple[Rank, ...] = ()  # lost, replaced or disconnected since the previous epoch
+    # Lost, replaced or disconnected since the last epoch that everybody healed: cumulative over an unfinished
+    # recovery, because a worker may see only the newest of several plans.
+    touched: tuple[Rank, ...] = ()
     heirs: tuple[Rank, ...] = ()  # ranks whose worker is new in this epoch
     store: str = ""  # tcp://host:port of the epoch's rendezvous store (agent of the lowest surviving node)
     store_key: str = ""  # its CURVE public key (Z85)

@@ -65,6 +65,7 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
         )
     task.move("healed")
     task.awaiting = set()
+    task.is_unhealed = False
     task.healed = {}
     task.heal_tries = 0
     delay_ms = step.config.understudy_delay_ms

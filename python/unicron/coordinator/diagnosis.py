@@ -16,13 +16,16 @@ from collections.abc import Iterable
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.messages import CollectiveFailed, ExceptionRaised, WorkerLost
-from unicron.types import Rank
+from unicron.types import Method, Rank
 
 
-def signature_of(cause: str, exception: ExceptionRaised | None) -> str:
+def signature_of(lost: WorkerLost, exception: ExceptionRaised | None) -> str:
     """What may not come back at the same place; '' when the cause says nothing about the code."""
     if exception is not None:
         return f"{exception.type} at {exception.where}"
+    cause = lost.cause
+    if lost.method == Method.EXCEPTION.value and cause:
+        return f"{cause} at {lost.where}"  # its last words came after the news of its death
     if cause == "signal 9" or not cause:
         return ""
     if cause.startswith(("signal ", "exit code ")):

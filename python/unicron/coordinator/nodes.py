@@ -89,7 +89,7 @@ def _absent(step: Step, task: TaskState, name: str) -> None:
         opened = Incident(
             id="", task=task.name, fault="worker lost", severity=Severity.SEV2, node=worker.node,
             rank=worker.rank, method=Method.PROCESS, opened_ms=0.0, worker=name,
-            incarnation=worker.incarnation, cause=reason,
+            incarnation=worker.incarnation, text=reason,
         )  # fmt: skip
         step.open_incident(opened, f"{name} is {reason}")
     forget_worker(step, task, worker, reason)

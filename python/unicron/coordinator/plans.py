@@ -25,6 +25,10 @@ class Decision(NamedTuple):
 
 
 def publish(step: Step, task: TaskState, decision: Decision) -> None:
+    if task.is_unhealed and task.plan is not None:
+        # A worker may skip an epoch (its agent was away), so what an unfinished recovery touched
+        # stays touched.
+        decision = decision._replace(touched={*decision.touched, *task.plan.touched})
     plan = _plan_of(step, task, decision)
     step.write(EpochDecided(plan), decision.reason)
     for incident in step.state.open_incidents(task.name):

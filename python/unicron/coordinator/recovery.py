@@ -145,7 +145,8 @@ def _decide(step: Step, task: TaskState, refills: Refills) -> None:
         if not _may_reconnect(step, task, [r.iteration for r in task.reports.values()]):
             return
         kind = PlanKind.RECONNECT
-    touched = {*task.lost, *task.reports}
+    # Between replicas every new epoch rebuilds everything; only who broke inside a replica wounds it.
+    touched = {*task.lost, *(rank for rank, r in task.reports.items() if r.inside)}
     reason = _reason(task, kind, refills)
     publish(step, task, Decision(kind, members, touched, refills.heirs, reason))
     end_leavers(step, task, former)
@@ -237,7 +238,7 @@ def _settle_stalls(step: Step, task: TaskState) -> None:
         stalled = root.stalled
         reason = (
             f"its loop did not advance for {stalled.stalled_ms:.0f} ms in "
-            f"{stalled.stage.name.lower()} (budget {stalled.budget_ms:.0f}), and it waits for nobody"
+            f"{stalled.stage.name.lower()} (budget {stalled.budget_ms:.0f}) and waits for nobody"
         )
         if incident_of(step, task, root.name) is None:
             step.open_incident(

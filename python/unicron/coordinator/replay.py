@@ -101,6 +101,7 @@ def _(entry: EpochDecided, state: State) -> None:
     task.epoch, task.plan = plan.epoch, plan
     task.plans.append((plan.epoch, frozenset(plan.layout.replica_of(r) for r in plan.touched)))
     task.placement = {m.rank: m.node for m in plan.members}
+    task.is_unhealed = plan.kind is not PlanKind.START
     task.state_lost = ""
     task.lost.clear()
     for worker in task.workers.values():
@@ -151,7 +152,7 @@ def _(entry: IncidentRecorded, state: State) -> None:
         task.iteration = max(task.iteration, incident.iteration)
         closes = not incident.is_open and incident.epoch == task.epoch
         if not state.is_started and closes and task.phase is TaskPhase.HEALING:
-            task.phase, task.awaiting = TaskPhase.RUNNING, set()
+            task.phase, task.awaiting, task.is_unhealed = TaskPhase.RUNNING, set(), False
 
 
 @apply_entry.register

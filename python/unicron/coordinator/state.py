@@ -109,6 +109,8 @@ class TaskState:
     reports_ripe: bool = False  # the diagnosis moment is over
     report_ms: float = 0.0  # when the first of them came
     awaiting: set[Rank] = field(default_factory=set)  # accounts of the present epoch to come
+    # since `plan`, or one before it, not everybody committed an iteration
+    is_unhealed: bool = False
     healed: dict[Rank, Healed] = field(default_factory=dict)
     heal_tries: int = 0
     heal_iteration: int = -1  # highest iteration known when the plan went out

@@ -190,7 +190,7 @@ def on_worker_lost(step: Step, task: TaskState, message: WorkerLost) -> None:
     if worker is None:
         _late_cause(step, task, message)
         return
-    if message.incarnation != worker.incarnation:
+    if message.incarnation not in (worker.incarnation, -1):  # -1: its agent never had it
         step.refuse("stale_incarnation", f"{message.worker}: {message.incarnation}")
         return
     if is_member(task, worker):
@@ -214,7 +214,7 @@ def _open_for(step: Step, task: TaskState, worker: WorkerState, lost: WorkerLost
         "where": exception.where if exception else lost.where,
         "log": lost.log,
         "signature": "" if worker.end_reason and not exception
-        else signature_of(lost.cause, exception),
+        else signature_of(lost, exception),
         "iteration": exception.iteration if exception else lost.iteration,
         "micro_batch": exception.micro_batch if exception else lost.micro_batch,
         "stage": exception.stage if exception else lost.stage,
@@ -260,7 +260,9 @@ def _late_cause(step: Step, task: TaskState, message: WorkerLost) -> None:
         f"cause: {message.cause}",
         cause=message.cause,
         text=incident.text or message.text,
-        signature=incident.signature or signature_of(message.cause, None),
+        where=incident.where or message.where,
+        method=Method(message.method),
+        signature=incident.signature or signature_of(message, None),
         log=incident.log or message.log,
     )
     maybe_fatal(step, task, incident, message)
