@@ -141,7 +141,9 @@ class ArenaHeader:
     epoch: int
     iteration: int  # committed steps that are in the parameters; the iteration being worked on
     stage: int
-    dealt_replicas: int  # bit i: replica i was live when this iteration began (dp <= 64), else see records
+    dealt_replicas: (
+        int  # bit i: replica i was live when this iteration began (dp <= 64), else see records
+    )
     chunks_reduced: int
     copying: bool  # the staging area holds the complete result of chunk `chunks_reduced`
     torn: bool  # parameters are being written

@@ -51,9 +51,7 @@ def build(layout: Layout, iterations: int) -> tuple[Any, Any, Any]:
     ddp = DistributedDataParallelConfig(overlap_grad_reduce=False, use_distributed_optimizer=False)
     model = DistributedDataParallel(config, ddp, model)
     optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD
-        ),
+        OptimizerConfig(optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD),
         [model],
         use_gloo_process_groups=False,
     )
