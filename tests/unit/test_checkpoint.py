@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-
 from unicron.training import checkpoint, checkpoint_parts
 
 pytestmark = pytest.mark.timeout(180)
@@ -21,7 +20,9 @@ LAYOUTS = ((1, 1, 2), (2, 1, 1), (1, 2, 1))
 
 
 def test_save_and_load_are_exact_at_two_ranks(tmp_path):
-    """tp, pp and dp, each with two processes over gloo: values, addresses, plain megatron's load."""
+    """tp, pp and dp, each with two processes over gloo: values, addresses, plain megatron's
+    load.
+    """
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     ranks = [
@@ -60,7 +61,6 @@ def _rank(rank: int, folder: str, results) -> None:
 
 def _one_layout(sizes: tuple[int, int, int], folder: str) -> None:
     from megatron.core import parallel_state
-
     from unicron.demo import model as demo
     from unicron.types import Layout
 
@@ -111,7 +111,6 @@ class Job:
 
     def __init__(self, layout, model, optimizer, scheduler) -> None:
         from megatron.core.distributed import finalize_model_grads
-
         from unicron.demo import model as demo
         from unicron.training.data import ByteCorpus, ByteDataset
 
@@ -129,7 +128,6 @@ class Job:
     def train(self, iterations: int) -> None:
         from megatron.core import parallel_state
         from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
-
         from unicron.demo import model as demo
 
         first = 2 * parallel_state.get_data_parallel_rank()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
 from unicron.training.data import CorpusRefused, CorpusTooSmall, IndexedDataset
 
 pytestmark = pytest.mark.timeout(60)
@@ -15,7 +14,9 @@ SEQ, SAMPLES, MICRO_BATCHES = 8, 2, 4
 
 
 def build(folder, lengths, dtype=np.uint16) -> tuple[str, np.ndarray]:
-    """A data set of documents of these lengths; tokens count up, so a place in the stream is its value."""
+    """A data set of documents of these lengths; tokens count up, so a place in the stream is its
+    value.
+    """
     prefix = str(folder / "text")
     builder = IndexedDatasetBuilder(prefix + ".bin", dtype=dtype)
     stream = np.arange(sum(lengths), dtype=dtype)

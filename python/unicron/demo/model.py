@@ -1,4 +1,5 @@
-"""The demo's model: an ordinary megatron-core GPT, built with its own classes and nothing of unicron.
+"""The demo's model: an ordinary megatron-core GPT, built with its own classes and nothing of
+unicron.
 
 4 layers x 64, 4 heads, 64 tokens, bytes as vocabulary: small enough for two CPU cores, with every
 part that healing has to know: tensor-parallel layers, pipeline stages, embeddings tied between the
@@ -19,7 +20,6 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.transformer_config import TransformerConfig
-
 from unicron.training import megatron_cpu
 from unicron.types import Layout
 

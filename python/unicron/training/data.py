@@ -344,7 +344,9 @@ def _open_indexed(prefix: str) -> Any:
 
 
 def _check_index(path: Path) -> None:
-    """The header's own claims against the file's size: megatron's reader asserts, or reads beyond."""
+    """The header's own claims against the file's size: megatron's reader asserts, or reads
+    beyond.
+    """
     head = _first_bytes(path, _INDEX_HEADER.size)
     if len(head) < _INDEX_HEADER.size:
         raise CorpusRefused(f"{path} cannot be read: {len(head)} bytes")
