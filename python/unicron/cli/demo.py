@@ -1,4 +1,6 @@
-"""unicron demo: train a real GPT on this machine, break it, compare with a run that nothing broke."""
+"""unicron demo: train a real GPT on this machine, break it, compare with a run that nothing
+broke.
+"""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ def coordinator(layout: Layout, _seed: int) -> Scenario:
             Act("kill_coordinator", FAULT_ITERATION),
             Act("start_coordinator", FAULT_ITERATION, delay_s=OUTAGE_S),
         ),
-        extra=40,
+        extra=60,
     )
 
 
