@@ -19,7 +19,7 @@ class Progress:
     """The watch's listener and the suite's narrator."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
+        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._status: Status | None = None
         self._name, self._total = "", 0
         self._iteration, self._loss = -1, 0.0
@@ -82,7 +82,8 @@ class Progress:
         place = f"iteration {self._iteration + 1}/{self._total}"
         loss = f"loss {self._loss:.3f}" if self._iteration >= 0 else "starting"
         workers = f"{self._members} workers + {self._waiting} waiting"
-        return f"{place}  {loss}  {workers}" + (f"  {escape(self._news)}" if self._news else "")
+        news = f"  {escape(self._news)}" if self._news and self._status is not None else ""
+        return f"{place}  {loss}  {workers}{news}"
 
 
 def describe(incident: dict[str, Any]) -> str:

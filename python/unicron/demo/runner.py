@@ -131,7 +131,7 @@ class Suite:
         self._progress.begins(undisturbed.name, undisturbed.says, iterations)
         run, seen, _, problem = self._carry_out(undisturbed, magnitudes=True)
         if problem or seen.view.get("phase") != "done" or iterations - 1 not in run.losses:
-            cause = problem or seen.view.get("cause") or "see the logs"
+            cause = (problem or seen.view.get("cause") or "no cause is known").splitlines()[0]
             raise WatchProblem(f"the undisturbed run did not finish: {cause}; logs: {self._logs}")
         self._progress.ends(None)
         self._references[iterations] = run
