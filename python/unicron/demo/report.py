@@ -28,7 +28,7 @@ def picture(outcomes: Sequence[Outcome], folder: Path) -> Path:
     columns = max(1, min(COLUMNS_MAX, len(drawn)))
     rows = max(1, math.ceil(len(drawn) / columns))
     figure, axes = pyplot.subplots(
-        rows, columns, figsize=(3.6 * columns, 2.5 * rows), squeeze=False, sharey=True
+        rows, columns, figsize=(max(6.0, 3.6 * columns), 2.5 * rows), squeeze=False, sharey=True
     )
     flat = [axis for row in axes for axis in row]
     for axis, outcome in zip(flat, drawn, strict=False):
@@ -39,7 +39,7 @@ def picture(outcomes: Sequence[Outcome], folder: Path) -> Path:
         row[0].set_ylabel("loss (nats a byte)")
     layout = drawn[0].result["layout"] if drawn else {}
     sizes = ", ".join(f"{name} {size}" for name, size in layout.items())
-    figure.suptitle(f"undisturbed (grey) and disturbed (blue); {sizes}", color=INK)
+    figure.suptitle(f"undisturbed (grey), disturbed (blue); {sizes}", color=INK, fontsize=10)
     figure.tight_layout()
     path = folder / PICTURE
     figure.savefig(path, dpi=110)

@@ -73,6 +73,7 @@ class Suite:
         self._options, self._progress = options, progress
         self._cluster: Any = None
         self._references: dict[int, results.Run] = {}  # by iterations
+        self._measure_unmanaged = options.measure_unmanaged
         self._unmanaged_ms: float | None = None
 
     def __enter__(self) -> Suite:
@@ -91,7 +92,8 @@ class Suite:
         if scenario.iterations == scenarios.ITERATIONS:
             scenario = _with_iterations(scenario, self._options.iterations)
         reference = self._reference(scenario.iterations)
-        if self._unmanaged_ms is None and self._options.measure_unmanaged:
+        if self._measure_unmanaged:
+            self._measure_unmanaged = False
             self._unmanaged_ms = self._run_unmanaged()
         self._progress.begins(scenario.name, scenario.says, scenario.iterations + scenario.extra)
         run, seen, left, problem = self._carry_out(scenario)
@@ -177,7 +179,7 @@ class Suite:
             restart_max=scenarios.RANDOM_KILLS + 10,
         )
 
-    def _run_unmanaged(self) -> float:
+    def _run_unmanaged(self) -> float | None:
         """The same script in plain processes: median iteration, in ms."""
         scenario = Scenario("unmanaged", "", scenarios.Expect("unaffected"))
         folder = self._options.folder / "runs" / "unmanaged"
@@ -190,9 +192,12 @@ class Suite:
         arguments += ["--gradients", "", "--tp", str(layout.tp), "--pp", str(layout.pp)]
         arguments += ["--micro-batch", str(layout.micro_batch)]
         arguments += ["--num-micro-batches", str(layout.num_micro_batches)]
-        plain_processes([*SCRIPT, *arguments], layout.world_size, self._logs / "unmanaged")
+        try:
+            plain_processes([*SCRIPT, *arguments], layout.world_size, self._logs / "unmanaged")
+        except WatchProblem as problem:  # a number is missing then; no scenario needs it
+            self._progress.happened(str(problem))
         self._progress.ends(None)
-        return compare.median_ms(results.load(folder))
+        return compare.median_ms(results.load(folder)) or None
 
     # ---------------------------------------------------------------- cluster
 
