@@ -24,6 +24,7 @@ class CMakeBuild(build_ext):
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={library.parent}",
             f"-DUNICRON_CUDA={cuda}",
+            f"-DUNICRON_WERROR={os.environ.get('UNICRON_WERROR', 'ON')}",
         ]  # fmt: skip
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build), "--target", "_core", "-j", jobs], check=True)

@@ -1,5 +1,5 @@
-# One static library and one include root per layer: what a layer does not declare in DEPENDS is not on its include path,
-# so an undeclared include stops the build.
+# One static library and one include root per layer: what a layer does not declare in DEPENDS is not on its include
+# path, so an undeclared include stops the build.
 #
 #   unicron_add_layer(monitor SOURCES pulse.cc ... DEPENDS base)
 #

@@ -44,7 +44,7 @@ void clear_event(int event_fd) {
 }
 
 size_t file_bytes(int fd) {
-  struct stat status {};
+  struct stat status{};
   if (::fstat(fd, &status) != 0) throw system_error("cannot stat descriptor " + std::to_string(fd), errno);
   return static_cast<size_t>(status.st_size);
 }

@@ -35,7 +35,7 @@ std::vector<Rank> to_ranks(const std::vector<int64_t>& values) {
 
 // A read-only property that loads one field of the page.
 template <class Field>
-auto load(Field PulseFields::*field) {
+auto load(Field PulseFields::* field) {
   return [field](const PulsePage& page) { return (page.fields().*field).load(std::memory_order_acquire); };
 }
 
@@ -45,8 +45,8 @@ void register_pulse(py::module_& module) {
       "create_pulse_pages", [](int64_t num_slots) { return monitor::create_pulse_pages(num_slots).release(); },
       py::arg("num_slots"));
   py::class_<PulsePage, monitor::PulsePagePtr>(module, "PulsePage", py::is_final())
-      .def(py::init([](int fd, int64_t slot) { return std::make_shared<PulsePage>(fd, SlotId(slot)); }),
-           py::arg("fd"), py::arg("slot"))
+      .def(py::init([](int fd, int64_t slot) { return std::make_shared<PulsePage>(fd, SlotId(slot)); }), py::arg("fd"),
+           py::arg("slot"))
       .def("reset", &PulsePage::reset)
       .def("advance", &PulsePage::advance, py::arg("stage"), py::arg("iteration"), py::arg("micro_batch"))
       .def(
@@ -73,8 +73,8 @@ void register_pulse(py::module_& module) {
 }
 
 void register_worker_monitor(py::module_& module) {
-  py::class_<WorkerMonitor, std::unique_ptr<WorkerMonitor, DeleteUnlessForked<WorkerMonitor>>>(
-      module, "WorkerMonitor", py::is_final())
+  py::class_<WorkerMonitor, std::unique_ptr<WorkerMonitor, DeleteUnlessForked<WorkerMonitor>>>(module, "WorkerMonitor",
+                                                                                               py::is_final())
       .def(py::init<int, const monitor::PulsePagePtr&>(), py::arg("control_fd"), py::arg("pulse"), ReleaseGil())
       .def(
           "register_group",
@@ -86,7 +86,9 @@ void register_worker_monitor(py::module_& module) {
           py::arg("group"), ReleaseGil())
       .def(
           "shut_groups",
-          [](WorkerMonitor& self, const std::vector<int64_t>& touched) { return self.groups().shut(to_ranks(touched)); },
+          [](WorkerMonitor& self, const std::vector<int64_t>& touched) {
+            return self.groups().shut(to_ranks(touched));
+          },
           py::arg("touched"), ReleaseGil())
       .def("newest_epoch", [](const WorkerMonitor& self) { return self.newest_epoch().value(); })
       .def(
@@ -117,7 +119,8 @@ void register_supervisor(py::module_& module) {
           "watch",
           [](Supervisor& self, const monitor::PulsePagePtr& pulse, int64_t slot) {
             if (pulse->slot() != SlotId(slot)) {
-              throw Error(ErrorCode::kInvalidArgument, "slot " + std::to_string(slot) + " is not this pulse page's slot " +
+              throw Error(ErrorCode::kInvalidArgument, "slot " + std::to_string(slot) +
+                                                           " is not this pulse page's slot " +
                                                            std::to_string(pulse->slot().value()));
             }
             self.watch(pulse);

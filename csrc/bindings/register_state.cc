@@ -7,6 +7,7 @@
 #include "state/arena.h"
 #include "state/arena_header.h"
 #include "state/checksum.h"
+#include "state/device.h"
 
 namespace py = pybind11;
 
@@ -20,7 +21,7 @@ using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
 // A property that is one word of the header page. `Value` is what Python sees (bool for a word that is 0 or 1).
 template <class Value, class Word>
-void def_field(py::class_<ArenaHeader>& header, const char* name, std::atomic<Word> ArenaFields::*field) {
+void def_field(py::class_<ArenaHeader>& header, const char* name, std::atomic<Word> ArenaFields::* field) {
   header.def_property(
       name,
       [field](const ArenaHeader& self) -> Value {
@@ -103,6 +104,7 @@ void register_state(py::module_& module) {
       ReleaseGil());
   module.def("map_fixed", &state::map_fixed, py::arg("address"), py::arg("fd"), py::arg("nbytes"), ReleaseGil());
   module.def("checksum", &checksum_of, py::arg("data"));
+  module.def("num_cuda_devices", &state::num_cuda_devices, ReleaseGil());
   register_header(module);
 }
 

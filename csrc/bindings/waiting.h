@@ -28,8 +28,8 @@ auto wait_in_slices(int64_t timeout_ms, const Wait& wait) {
   }
 }
 
-// The deleter of objects with native threads. In a forked child those threads do not exist, and whatever they had locked
-// stays locked: destroying the object there would wait for ever, so it is left to the end of the process.
+// The deleter of objects with native threads. In a forked child those threads do not exist, and whatever they had
+// locked stays locked: destroying the object there would wait for ever, so it is left to the end of the process.
 template <class T>
 struct DeleteUnlessForked {
   void operator()(T* object) const {

@@ -16,8 +16,8 @@ namespace unicron::monitor {
 
 namespace {
 
-constexpr int64_t kBackstopMs = 250;       // longest wait before owners are checked by /proc
-constexpr int64_t kRemoveMsMax = 10'000;   // a round takes microseconds; more is a broken thread
+constexpr int64_t kBackstopMs = 250;      // longest wait before owners are checked by /proc
+constexpr int64_t kRemoveMsMax = 10'000;  // a round takes microseconds; more is a broken thread
 constexpr auto kRewakeInterval = std::chrono::milliseconds(1);
 
 bool is_dead(uint32_t word) { return (word & FUTEX_OWNER_DIED) != 0; }
@@ -47,7 +47,7 @@ bool has_vanished(const PulsePage& page) {
 // One look at every watched word.
 struct DeathWatcher::Round {
   std::vector<PulsePagePtr> pages;
-  std::vector<FutexWord> words;      // those of `pages`, in order, then the wake word
+  std::vector<FutexWord> words;  // those of `pages`, in order, then the wake word
   std::vector<PulsePagePtr> dead;
 };
 
@@ -144,21 +144,18 @@ void DeathWatcher::report_dead(const Round& round, MonotonicTime seen) {
 
 void DeathWatcher::run() {
   Round round;
-  MonotonicTime seen = monotonic_now();
   while (begin_round(&round)) {
     if (!round.dead.empty()) {
-      report_dead(round, seen);
+      report_dead(round, monotonic_now());
       continue;
     }
     const Deadline deadline = Deadline::after_ms(monotonic_now(), kBackstopMs);
     const size_t num_words = use_waitv_ ? round.words.size() : 1;
-    const FutexWake wake = futex_wait(round.words.data(), num_words, deadline, use_waitv_);
-    seen = monotonic_now();
-    if (wake == FutexWake::kChanged) continue;
+    if (futex_wait(round.words.data(), num_words, deadline, use_waitv_) == FutexWake::kChanged) continue;
     for (const PulsePagePtr& page : round.pages) {
       if (has_vanished(*page)) round.dead.push_back(page);
     }
-    report_dead(round, seen);
+    report_dead(round, monotonic_now());
   }
 }
 

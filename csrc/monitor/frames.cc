@@ -44,8 +44,7 @@ std::optional<Frame> FrameParser::pop() {
   const size_t length = read_little_endian(buffer_.data() + begin_, kFramePrefixBytes);
   if (length < kFrameHeadBytes || length > kFrameBytesMax) {
     throw Error(ErrorCode::kLimitExceeded, "frame length " + std::to_string(length) + " is outside " +
-                                               std::to_string(kFrameHeadBytes) + ".." +
-                                               std::to_string(kFrameBytesMax));
+                                               std::to_string(kFrameHeadBytes) + ".." + std::to_string(kFrameBytesMax));
   }
   if (available - kFramePrefixBytes < length) return std::nullopt;
   Frame frame = decode(buffer_.data() + begin_ + kFramePrefixBytes, length);

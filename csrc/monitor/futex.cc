@@ -48,8 +48,7 @@ long wait_many(const FutexWord* words, size_t num_words, Deadline deadline) {
 long wait_one(const FutexWord& word, Deadline deadline) {
   // FUTEX_WAIT_BITSET, because its timeout is a point on CLOCK_MONOTONIC as futex_waitv's is.
   const timespec at = to_timespec(deadline.at());
-  return ::syscall(SYS_futex, word.address, FUTEX_WAIT_BITSET, word.expected, &at, nullptr,
-                   FUTEX_BITSET_MATCH_ANY);
+  return ::syscall(SYS_futex, word.address, FUTEX_WAIT_BITSET, word.expected, &at, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 
 }  // namespace

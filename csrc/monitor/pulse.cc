@@ -41,9 +41,9 @@ size_t offset_of(int fd, SlotId slot) {
   const size_t nbytes = file_bytes(fd);
   if (slot.value() < 0 || slot.value() >= kSlotsMax ||
       (static_cast<size_t>(slot.value()) + 1) * kPulsePageBytes > nbytes) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "slot " + std::to_string(slot.value()) + " is outside this file of " +
-                    std::to_string(nbytes / kPulsePageBytes) + " pulse pages; use a descriptor of create_pulse_pages()");
+    throw Error(ErrorCode::kInvalidArgument, "slot " + std::to_string(slot.value()) + " is outside this file of " +
+                                                 std::to_string(nbytes / kPulsePageBytes) +
+                                                 " pulse pages; use a descriptor of create_pulse_pages()");
   }
   return static_cast<size_t>(slot.value()) * kPulsePageBytes;
 }
@@ -73,7 +73,8 @@ PulsePage::PulsePage(int fd, SlotId slot) : mapping_(fd, offset_of(fd, slot), kP
 }
 
 void PulsePage::reset() {
-  // Re-initialising a held mutex would make its owner's death invisible: the kernel finds a foreign word and does nothing.
+  // Re-initialising a held mutex would make its owner's death invisible: the kernel finds a foreign word and does
+  // nothing.
   const uint32_t word = __atomic_load_n(mutex_word(), __ATOMIC_ACQUIRE);
   const int32_t pid = fields().owner_pid.load(kRelaxed);
   const bool is_held = (word & FUTEX_TID_MASK) != 0 && (word & FUTEX_OWNER_DIED) == 0;

@@ -55,7 +55,7 @@ std::vector<int> connected_sockets() {
 }
 
 std::optional<SocketIdentity> identify_socket(int fd) {
-  struct stat status {};
+  struct stat status{};
   if (::fstat(fd, &status) != 0) throw system_error("descriptor " + std::to_string(fd), errno);
   if (!S_ISSOCK(status.st_mode)) {
     throw Error(ErrorCode::kInvalidArgument, "descriptor " + std::to_string(fd) + " is not a socket");
@@ -69,11 +69,11 @@ std::optional<SocketIdentity> identify_socket(int fd) {
 }
 
 bool shut_socket(const SocketIdentity& socket) {
-  // The owner may close the number at any moment and the kernel hand it out again. A duplicate stands for one open file,
-  // so what is checked is what is shut.
+  // The owner may close the number at any moment and the kernel hand it out again. A duplicate stands for one open
+  // file, so what is checked is what is shut.
   const Descriptor copy(::fcntl(socket.fd, F_DUPFD_CLOEXEC, 3));
   if (!copy.is_open()) return false;
-  struct stat status {};
+  struct stat status{};
   if (::fstat(copy.get(), &status) != 0 || !S_ISSOCK(status.st_mode)) return false;
   if (status.st_ino != socket.inode || is_listening(copy.get())) return false;
   return ::shutdown(copy.get(), SHUT_RDWR) == 0;

@@ -27,8 +27,8 @@ void Supervisor::watch(PulsePagePtr page) {
   auto chosen =
       std::find_if(watchers_.begin(), watchers_.end(), [](const auto& watcher) { return !watcher->is_full(); });
   if (chosen == watchers_.end()) {
-    auto watcher = std::make_unique<DeathWatcher>(
-        use_waitv_, [this](SlotId dead, MonotonicTime seen) { on_death(dead, seen); });
+    auto watcher =
+        std::make_unique<DeathWatcher>(use_waitv_, [this](SlotId dead, MonotonicTime seen) { on_death(dead, seen); });
     chosen = watchers_.insert(watchers_.end(), std::move(watcher));
   }
   (*chosen)->add(std::move(page));
@@ -40,9 +40,8 @@ void Supervisor::unwatch(SlotId slot) {
     if (watcher->remove(slot)) break;
   }
   const std::lock_guard deaths_lock(deaths_mutex_);
-  deaths_.erase(
-      std::remove_if(deaths_.begin(), deaths_.end(), [&](const Death& death) { return death.slot == slot; }),
-      deaths_.end());
+  deaths_.erase(std::remove_if(deaths_.begin(), deaths_.end(), [&](const Death& death) { return death.slot == slot; }),
+                deaths_.end());
 }
 
 std::vector<Death> Supervisor::take_deaths() {

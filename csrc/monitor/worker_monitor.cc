@@ -19,14 +19,13 @@ namespace {
 
 constexpr size_t kReceiveBytes = 64 << 10;
 
-Descriptor duplicate_control(int control_fd) {
+void require_stream_socket(int control_fd) {
   int type = 0;
   socklen_t length = sizeof(type);
   if (::getsockopt(control_fd, SOL_SOCKET, SO_TYPE, &type, &length) != 0 || type != SOCK_STREAM) {
     throw Error(ErrorCode::kInvalidArgument,
                 "control_fd " + std::to_string(control_fd) + " is not a stream socket; connect to the agent first");
   }
-  return duplicate(control_fd);
 }
 
 [[noreturn]] void end_process(const std::string& why) {
@@ -38,9 +37,10 @@ Descriptor duplicate_control(int control_fd) {
 
 }  // namespace
 
-WorkerMonitor::WorkerMonitor(int control_fd, const PulsePagePtr& pulse)
-    : control_(duplicate_control(control_fd)), stop_event_(create_event()) {
+WorkerMonitor::WorkerMonitor(int control_fd, const PulsePagePtr& pulse) : stop_event_(create_event()) {
+  require_stream_socket(control_fd);
   hold_for_life(pulse);
+  control_.reset(control_fd);
   thread_ = Thread("unicron-control", [this] { watch_control(); });
 }
 

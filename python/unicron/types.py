@@ -115,9 +115,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.coords(rank)[1]
 
     def replica_ranks(self, replica: int) -> tuple[Rank, ...]:
-        return tuple(
-            self.rank_of(t, replica, p) for p in range(self.pp) for t in range(self.tp)
-        )
+        return tuple(self.rank_of(t, replica, p) for p in range(self.pp) for t in range(self.tp))
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,7 +140,9 @@ class EpochPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # (a failure during a recovery: members of one replica may have got to different places in it).
     touched: tuple[Rank, ...] = ()
     heirs: tuple[Rank, ...] = ()  # ranks whose worker is new in this epoch
-    store: str = ""  # tcp://host:port of the epoch's rendezvous store (agent of the lowest surviving node)
+    store: str = (
+        ""  # tcp://host:port of the epoch's rendezvous store (agent of the lowest surviving node)
+    )
     store_key: str = ""  # its CURVE public key (Z85)
     restore: str = ""  # RESTORE: checkpoint directory to load, for everybody
     incidents: tuple[str, ...] = ()  # incident ids this plan answers

@@ -28,11 +28,11 @@ class Descriptor {
   int fd_ = -1;
 };
 
-Descriptor duplicate(int fd);               // close-on-exec; throws Error
-Descriptor create_event();                  // eventfd, non-blocking, close-on-exec; throws Error
-void signal_event(int event_fd);            // makes it readable
-void clear_event(int event_fd);             // makes it unreadable
-size_t file_bytes(int fd);                  // throws Error
+Descriptor duplicate(int fd);                                    // close-on-exec; throws Error
+Descriptor create_event();                                       // eventfd, non-blocking, close-on-exec; throws Error
+void signal_event(int event_fd);                                 // makes it readable
+void clear_event(int event_fd);                                  // makes it unreadable
+size_t file_bytes(int fd);                                       // throws Error
 Descriptor create_memory_file(const char* name, size_t nbytes);  // memfd whose size is sealed; throws Error
 
 }  // namespace unicron

@@ -11,13 +11,13 @@
 namespace unicron {
 
 // X(code, Python class that carries it)
-#define UNICRON_ERROR_CODES(X)       \
-  X(kInvalidArgument, UnicronError)  \
-  X(kSystem, UnicronError)           \
-  X(kConnectionEnded, UnicronError)  \
-  X(kLimitExceeded, UnicronError)    \
-  X(kSlotHeld, UnicronError)         \
-  X(kTimeout, Timeout)               \
+#define UNICRON_ERROR_CODES(X)      \
+  X(kInvalidArgument, UnicronError) \
+  X(kSystem, UnicronError)          \
+  X(kConnectionEnded, UnicronError) \
+  X(kLimitExceeded, UnicronError)   \
+  X(kSlotHeld, UnicronError)        \
+  X(kTimeout, Timeout)              \
   X(kArenaRefused, ArenaRefused)
 
 enum class ErrorCode {

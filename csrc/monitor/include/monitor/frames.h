@@ -16,9 +16,9 @@
 
 namespace unicron::monitor {
 
-constexpr size_t kMessageBytesMax = 4 << 20;  // MESSAGE_BYTES_MAX of python/unicron/messages.py
-constexpr size_t kFramePrefixBytes = 4;       // the length itself
-constexpr size_t kFrameHeadBytes = 1 + 8 + 2; // kind, epoch, num_touched
+constexpr size_t kMessageBytesMax = 4 << 20;   // MESSAGE_BYTES_MAX of python/unicron/messages.py
+constexpr size_t kFramePrefixBytes = 4;        // the length itself
+constexpr size_t kFrameHeadBytes = 1 + 8 + 2;  // kind, epoch, num_touched
 constexpr size_t kTouchedMax = 65'535;
 constexpr size_t kFrameBytesMax = kFrameHeadBytes + 4 * kTouchedMax + kMessageBytesMax;
 

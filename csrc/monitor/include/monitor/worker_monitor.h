@@ -1,9 +1,10 @@
 // Inside a worker: the connection to its agent, and the end of collectives that would hang.
 //
 // Two native threads. The holder (holder.h) owns the robust mutex. The control thread reads the agent's frames: on an
-// epoch plan it first shuts the sockets of groups that the plan makes useless, then publishes the epoch, then queues the
-// message, so that a training thread that wakes with a socket error finds the reason. When the connection ends the
-// process ends at once: a worker must not train on unseen by its keeper. Neither thread ever calls Python.
+// epoch plan it announces the epoch, shuts the sockets of the groups that the plan makes useless, then queues the
+// message. In that order: a thread that wakes with a socket error finds the reason, a group registered meanwhile is
+// shut, and who registers one later sees the epoch. When the connection ends the process ends at once: a worker must
+// not train on unseen by its keeper. Neither thread ever calls Python.
 #pragma once
 
 #include <atomic>
@@ -30,7 +31,7 @@ constexpr size_t kQueuedBytesMax = 64 << 20;
 
 class WorkerMonitor {
  public:
-  // Duplicates `control_fd`, a connected stream socket.
+  // `control_fd`, a connected stream socket, belongs to this object from here on, unless this throws.
   WorkerMonitor(int control_fd, const PulsePagePtr& pulse);
   WorkerMonitor(const WorkerMonitor&) = delete;
   WorkerMonitor& operator=(const WorkerMonitor&) = delete;

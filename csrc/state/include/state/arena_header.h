@@ -35,8 +35,8 @@ struct ArenaFields {
   std::atomic<int64_t> stage;
   std::atomic<uint64_t> dealt_replicas;  // bit i: replica i was live when this iteration began
   std::atomic<int64_t> reduction;  // 2 x segments reduced; + 1 while a complete result is copied from the staging area
-  std::atomic<uint64_t> torn;     // parameters are being written
-  std::atomic<uint64_t> summed;   // the local sums are complete and tied
+  std::atomic<uint64_t> torn;      // parameters are being written
+  std::atomic<uint64_t> summed;    // the local sums are complete and tied
 
   std::atomic<uint64_t> has_commit;  // written last of the commit's result
   std::atomic<int64_t> commit_iteration;
