@@ -1,6 +1,4 @@
-"""The agent's state: its workers, their arenas, the newest plan of each task, and what it
-reported.
-"""
+"""The agent's state: its workers, their arenas, the newest plan of each task, and what it reported."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
-"""What a symptom says: severity, signature, and who of many stalled ranks is the root. Pure
-functions of facts.
+"""What a symptom says: severity, signature, and who of many stalled ranks is the root. Pure functions of facts.
 
-Silence is "unknown", never "gone"; the loudest echo is not the root; a kill needs positive evidence
-(DESIGN 8). The
-same signature at the same (iteration, micro-batch) in a second incarnation of a rank is FATAL: the
-code or the data
-is wrong, and no node is blamed. A plain SIGKILL says nothing about the code, so it never is a
-signature.
+Silence is "unknown", never "gone"; the loudest echo is not the root; a kill needs positive evidence (DESIGN 8). The
+same signature at the same (iteration, micro-batch) in a second incarnation of a rank is FATAL: the code or the data
+is wrong, and no node is blamed. A plain SIGKILL says nothing about the code, so it never is a signature.
 """
 
 from __future__ import annotations
@@ -58,20 +54,15 @@ def repeated(incident: Incident, history: Iterable[Incident]) -> Incident | None
 
 
 def is_explained(task: TaskState, report: CollectiveFailed) -> bool:
-    """Does a plan newer than the report account for it? Inside a replica only one that touched that
-    replica does.
-    """
+    """Does a plan newer than the report account for it? Inside a replica only one that touched that replica does."""
     replica = task.job.layout.replica_of(report.rank)
-    for epoch, wounded in task.plans:
-        if epoch > report.epoch and (not report.inside or replica in wounded):
-            return True
-    return False
+    return any(
+        epoch > report.epoch and (not report.inside or replica in wounded) for epoch, wounded in task.plans
+    )
 
 
 def stall_root(task: TaskState) -> WorkerState | None:
-    """The member that all wait for: it does not wait itself, and another one waits (or its own
-    excess is gross).
-    """
+    """The member that all wait for: it does not wait itself, and another one waits (or its own excess is gross)."""
     stalled = [w for w in task.workers.values() if w.stalled and task.role_of(w.name) is not None]
     waiting = [w for w in stalled if w.stalled and w.stalled.waiting_in_collective]
     for worker in sorted(stalled, key=lambda w: w.rank):
@@ -87,8 +78,7 @@ def stall_root(task: TaskState) -> WorkerState | None:
 def deaf_to_plan(task: TaskState) -> list[WorkerState]:
     """Members whose loop has not moved since a plan that shut every socket they could wait on.
 
-    A loop inside a collective was freed by that, so whatever it claims to wait for, it is not
-    others. (One that
+    A loop inside a collective was freed by that, so whatever it claims to wait for, it is not others. (One that
     computes is deaf only when its own stage's statistics say that it stands still.)
     """
     plan = task.plan
@@ -108,9 +98,7 @@ def deaf_to_plan(task: TaskState) -> list[WorkerState]:
 
 
 def all_wait(task: TaskState) -> tuple[Rank, ...]:
-    """Every member stalled inside a collective, nobody to wait for: the connections are at
-    fault.
-    """
+    """Every member stalled inside a collective, nobody to wait for: the connections are at fault."""
     if task.plan is None:
         return ()
     for rank in task.plan.ranks:

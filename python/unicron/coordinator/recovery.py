@@ -1,10 +1,7 @@
-"""From facts to a plan: who takes each lost role, which replicas leave, what broken connections
-need.
+"""From facts to a plan: who takes each lost role, which replicas leave, what broken connections need.
 
-`settle_recovery` is called after every event that changed facts of a task with an epoch. It waits
-only for things
-that have a timer: a node's verdict, a waiting worker that is getting ready, the diagnosis moment.
-Then one plan
+`settle_recovery` is called after every event that changed facts of a task with an epoch. It waits only for things
+that have a timer: a node's verdict, a waiting worker that is getting ready, the diagnosis moment. Then one plan
 covers all that is lost (the alternative, a plan per loss, makes everybody regroup several times).
 """
 
@@ -36,7 +33,7 @@ class Refills(msgspec.Struct):
 def settle_recovery(step: Step, task: TaskState) -> None:
     plan = task.plan
     assert plan is not None
-    if all(rank in task.finished for rank in plan.ranks if rank not in task.lost):
+    if task.finished and all(r in task.finished for r in plan.ranks if r not in task.lost):
         finish_task(step, task, "every member finished its last iteration")
         return
     _settle_stalls(step, task)
@@ -63,13 +60,9 @@ def settle_recovery(step: Step, task: TaskState) -> None:
 
 
 def _wait_for_the_last(step: Step, task: TaskState) -> None:
-    """Somebody has returned from the last iteration, so no new epoch can have everybody: only wait,
-    bounded.
-    """
+    """Somebody has returned from the last iteration, so no new epoch can have everybody: only wait, bounded."""
     if not step.has_timer("finish", task.name):
-        step.set_timer(
-            "finish", task.name, step.config.finish_ms_max, "the last members may finish"
-        )
+        step.set_timer("finish", task.name, step.config.finish_ms_max, "the last members may finish")
 
 
 def _refills(step: Step, task: TaskState) -> Refills:
@@ -109,9 +102,7 @@ def _best(workers: list[WorkerState], rank: Rank) -> WorkerState | None:
 
 
 def _verdict_pending(step: Step, task: TaskState, leaving: set[int]) -> bool:
-    """A plan cannot reach a node that does not answer; whether it is gone has its own bound
-    (nodes.py).
-    """
+    """A plan cannot reach a node that does not answer; whether it is gone has its own bound (nodes.py)."""
     assert task.plan is not None
     return any(
         step.state.nodes[m.node].phase in (NodePhase.SUSPECT, NodePhase.AWAITED)
@@ -164,9 +155,7 @@ def _reason(task: TaskState, kind: PlanKind, refills: Refills) -> str:
 
 
 def _may_reconnect(step: Step, task: TaskState, iterations: list[int]) -> bool:
-    """SEV3 retries in place a few times in one iteration; then the first reporter is replaced
-    (SEV2).
-    """
+    """SEV3 retries in place a few times in one iteration; then the first reporter is replaced (SEV2)."""
     iteration = max(iterations, default=task.iteration)
     tries = task.reconnects.get(iteration, 0) + 1
     task.reconnects = {iteration: tries}
@@ -198,9 +187,7 @@ def _open_reconnect(step: Step, task: TaskState, rank: Rank, text: str) -> None:
 
 
 def on_ready_timeout(step: Step, task: TaskState) -> None:
-    """Workers that should take lost roles are not ready in time: their replicas leave, if others
-    remain.
-    """
+    """Workers that should take lost roles are not ready in time: their replicas leave, if others remain."""
     for rank in task.lost:
         if task.placement.get(rank) is not None:
             task.refills[rank] = task.job.restart_max + 1
@@ -211,24 +198,18 @@ def on_ready_timeout(step: Step, task: TaskState) -> None:
 
 
 def on_heal_timeout(step: Step, task: TaskState) -> bool:
-    """Not every account came. True: the iteration goes on, close with what is known. False: it was
-    escalated.
-    """
+    """Not every account came. True: the iteration goes on, close with what is known. False: it was escalated."""
     if task.healed or task.iteration > task.heal_iteration:
         return True
     plan = task.plan
     assert plan is not None
     deaf = deaf_to_plan(task)
     for worker in deaf:
-        reason = (
-            f"its loop did not move in {step.config.heal_ms_max:.0f} ms since epoch {plan.epoch}"
-        )
+        reason = f"its loop did not move in {step.config.heal_ms_max:.0f} ms since epoch {plan.epoch}"
         open_stalled(step, task, worker, reason)
         end_worker(step, task, worker, reason)
     if deaf:
-        step.set_timer(
-            "heal", task.name, step.config.heal_ms_max, "their deaths are reported first"
-        )
+        step.set_timer("heal", task.name, step.config.heal_ms_max, "their deaths are reported first")
         step.touch(task)
         return False
     task.heal_tries += 1
@@ -263,9 +244,7 @@ def _settle_stalls(step: Step, task: TaskState) -> None:
 
 
 def _free_all(step: Step, task: TaskState, ranks: tuple[Rank, ...]) -> None:
-    """Everybody waits in a collective and nobody computes: rebuild every group (SEV3), then start
-    all again.
-    """
+    """Everybody waits in a collective and nobody computes: rebuild every group (SEV3), then start all again."""
     plan = task.plan
     assert plan is not None
     tries = task.reconnects.get(task.iteration, 0) + 1

@@ -1,6 +1,4 @@
-"""What a journal entry does to the state: the same function for the living machine and for its
-replay.
-"""
+"""What a journal entry does to the state: the same function for the living machine and for its replay."""
 
 from __future__ import annotations
 
@@ -69,9 +67,7 @@ def _(entry: NodeDeclaredLost, state: State) -> None:
 
 @apply_entry.register
 def _(entry: TaskAdmitted, state: State) -> None:
-    state.tasks[entry.task] = TaskState(
-        name=entry.task, job=entry.job, placement=dict(entry.placement)
-    )
+    state.tasks[entry.task] = TaskState(name=entry.task, job=entry.job, placement=dict(entry.placement))
 
 
 @apply_entry.register

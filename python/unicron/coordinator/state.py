@@ -1,8 +1,6 @@
-"""The coordinator's state: nodes, tasks, their workers. Plain values; phases move only through
-transitions.py.
+"""The coordinator's state: nodes, tasks, their workers. Plain values; phases move only through transitions.py.
 
-Fields marked (journal) are rebuilt by replay; the others are told again by the agents' hellos or
-are decided anew.
+Fields marked (journal) are rebuilt by replay; the others are told again by the agents' hellos or are decided anew.
 """
 
 from __future__ import annotations

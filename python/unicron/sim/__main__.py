@@ -69,10 +69,7 @@ def _report(results: list[Result], wall_s: float) -> None:
         counts.update(result.counts)
     events = sum(r.num_events for r in results)
     virtual_s = sum(r.virtual_ms for r in results) / 1000
-    print(
-        f"{'seeds':<28}{len(results):>10}   "
-        + ", ".join(f"{k} {v}" for k, v in sorted(outcomes.items()))
-    )
+    print(f"{'seeds':<28}{len(results):>10}   " + ", ".join(f"{k} {v}" for k, v in sorted(outcomes.items())))
     print(f"{'virtual time (s)':<28}{virtual_s:>10.0f}")
     print(f"{'events':<28}{events:>10}   {events / max(wall_s, 1e-9):.0f} a second")
     print(f"{'iterations committed':<28}{sum(r.iterations for r in results):>10}")

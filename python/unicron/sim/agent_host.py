@@ -1,6 +1,4 @@
-"""A node: the real agent machine with simulated processes, arenas, store and connection around
-it.
-"""
+"""A node: the real agent machine with simulated processes, arenas, store and connection around it."""
 
 from __future__ import annotations
 
@@ -168,9 +166,7 @@ class AgentHost:
         if action.create:
             self.memories[action.arena] = Memory()
         memory = self.memories[action.arena]
-        owners = [
-            w for w in self.workers.values() if w.alive and w.memory is memory and w is not worker
-        ]
+        owners = [w for w in self.workers.values() if w.alive and w.memory is memory and w is not worker]
         if owners:
             self.world.violate(f"{action.arena} granted to {worker.name}, {owners[0].name} lives")
         adopted = not action.create

@@ -4,8 +4,7 @@
 * each (iteration, micro-batch) counts exactly once in what is committed
 * nothing journaled is forgotten: a replay gives the state that the living coordinator had
 * no kill without evidence
-* queues stay bounded (the machines assert their own; the journal must not grow while nothing
-  happens)
+* queues stay bounded (the machines assert their own; the journal must not grow while nothing happens)
 """
 
 from __future__ import annotations
@@ -66,9 +65,7 @@ class Checkers:
                 self.world.log("training", f"iteration {commit.iteration}")
 
     def killed(self, worker: SimWorker, reason: str) -> None:
-        """Evidence is a fault of this very worker, or that the coordinator has no use for it any
-        more.
-        """
+        """Evidence is a fault of this very worker, or that the coordinator has no use for it any more."""
         self.world.log(worker.host.node, f"kills {worker.name}: {reason}")
         if worker.faults:
             return
@@ -102,9 +99,7 @@ class Checkers:
         self.incidents[incident.id] = incident
         if before is None:
             self.world.count(f"incident:{incident.fault}")
-            self.world.log(
-                "incident", f"{incident.id} {incident.fault} rank {incident.rank} {incident.cause}"
-            )
+            self.world.log("incident", f"{incident.id} {incident.fault} rank {incident.rank} {incident.cause}")
         if before is not None and before.outcome is not None and incident.outcome is None:
             self.world.violate(f"incident {incident.id} was closed and is open again")
         if incident.outcome is Outcome.HEALED and incident.decide_ms is None and incident.epoch:
@@ -125,9 +120,7 @@ class Checkers:
                 replayed[name] = {n: v for n, v in replayed[name].items() if n in roles}
         if alive != replayed:
             differing = {k for k in alive if alive[k] != replayed[k]}
-            self.world.violate(
-                f"replay differs: {[(k, alive[k], replayed[k]) for k in sorted(differing)]}"
-            )
+            self.world.violate(f"replay differs: {[(k, alive[k], replayed[k]) for k in sorted(differing)]}")
 
     def replayed(self, machine: CoordinatorMachine, journal: list[bytes]) -> None:
         task = machine.state.tasks.get("task")
@@ -145,9 +138,7 @@ def facts(state: State) -> dict[str, Any]:
         "nodes": {n.name: (n.incarnation, n.slots, n.store) for n in state.nodes.values()},
     }
     for task in state.tasks.values():
-        live = {
-            n: (w.node, w.incarnation, w.rank, w.purpose.value) for n, w in task.workers.items()
-        }
+        live = {n: (w.node, w.incarnation, w.rank, w.purpose.value) for n, w in task.workers.items()}
         found[f"task {task.name}"] = (
             task.epoch, task.plan, task.checkpoint, task.restarts, task.restart_count,
             task.is_restarting, task.outcome, task.cause, dict(task.placement),

@@ -1,5 +1,5 @@
-"""The simulated world: one coordinator, a node for each replica, connections, one task; and a log
-that is its history.
+"""The simulated world: one coordinator, a node for each replica, connections, one task; and a log that is its
+history.
 """
 
 from __future__ import annotations
@@ -146,9 +146,7 @@ class Cluster:
         self.scheduler.after(self._rng.uniform(0.2, 20.0), lambda: self._tell_ended(host, ended))
 
     def _tell_ended(self, host: AgentHost, ended: Connection) -> None:
-        """Not when a newer connection of the node is there already: the transport knows them
-        apart.
-        """
+        """Not when a newer connection of the node is there already: the transport knows them apart."""
         now = self.hosts[host.node].connection
         if now is None or now is ended:
             self.coordinator.feed(AgentDisconnected(host.node))

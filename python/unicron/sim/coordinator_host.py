@@ -1,6 +1,4 @@
-"""The coordinator's process: the real machine, its journal, and crashes between journal, send and
-apply.
-"""
+"""The coordinator's process: the real machine, its journal, and crashes between journal, send and apply."""
 
 from __future__ import annotations
 

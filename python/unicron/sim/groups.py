@@ -1,13 +1,10 @@
 """Blocking collectives as gloo has them: who waits in which group, and who can free whom.
 
-A collective completes when all its participants have entered, and not at the same moment for
-everybody, so some may
-have its result when the group breaks for the others. A member's death closes its sockets: only its
-*neighbours* get an
-error; everybody else goes on waiting until unicron shuts the sockets of its own end of the group
-(which also frees the
-neighbours). Nothing else unblocks a waiting rank: no time-out here, because none would be short
-enough to help.
+A collective completes when all its participants have entered, and not at the same moment for everybody, so some may
+have its result when the group breaks for the others. A member's death closes its sockets: only its *neighbours* get
+an error; everybody else goes on waiting until unicron shuts the sockets of its own end of the group (which also
+frees the neighbours). Nothing else unblocks a waiting rank: no time-out here, because none would be short enough to
+help.
 """
 
 from __future__ import annotations
@@ -36,9 +33,7 @@ class Mismatch(AssertionError):
 
 
 class Group:
-    def __init__(
-        self, scheduler: Scheduler, rng: random.Random, name: str, members: dict[Rank, Waiter]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, rng: random.Random, name: str, members: dict[Rank, Waiter]) -> None:
         self.name = name
         self.members = members
         self.is_stale = False  # planted: a kept group is entered again under a newer epoch
@@ -59,14 +54,10 @@ class Group:
         token: object,
         participants: tuple[Rank, ...] | None = None,
     ) -> None:
-        """Block this rank in the collective `tag`; the end is reported to the waiter with
-        `token`.
-        """
+        """Block this rank in the collective `tag`; the end is reported to the waiter with `token`."""
         waiter = self.members[rank]
         if rank in self._broken:
-            self._scheduler.after(
-                0.05, lambda: waiter.broke(token, f"{self.name}: Connection closed")
-            )
+            self._scheduler.after(0.05, lambda: waiter.broke(token, f"{self.name}: Connection closed"))
             return
         wanted = participants or tuple(self._order)
         self._tokens[rank] = (tag, token)
@@ -96,9 +87,7 @@ class Group:
         return finish
 
     def shut(self, rank: Rank) -> None:
-        """unicron shuts this rank's sockets of the group: it is freed, and so are its
-        neighbours.
-        """
+        """unicron shuts this rank's sockets of the group: it is freed, and so are its neighbours."""
         self._break(rank)
         self._break_neighbours(rank)
 
@@ -136,9 +125,7 @@ class Store:
         self._values: dict[Any, dict[Rank, Any]] = {}
         self._waiting: dict[Any, dict[Rank, tuple[Waiter, object, tuple[Rank, ...]]]] = {}
 
-    def gather(
-        self, key: Any, waiter: Waiter, value: Any, ranks: tuple[Rank, ...], token: object
-    ) -> None:
+    def gather(self, key: Any, waiter: Waiter, value: Any, ranks: tuple[Rank, ...], token: object) -> None:
         """Publish my value; block until those of all `ranks` are there."""
         if not self.is_alive:
             self._scheduler.after(20.0, lambda: waiter.broke(token, "the store does not answer"))

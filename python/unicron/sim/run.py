@@ -1,11 +1,8 @@
-"""One seed: draw the options, let faults happen, then stop them and demand progress within a bound
-(liveness).
+"""One seed: draw the options, let faults happen, then stop them and demand progress within a bound (liveness).
 
-The liveness phase is what finds hangs: after the last fault the task must be whole again (all
-replicas, nothing open)
-and advance by some iterations, or have ended for a cause that the faults explain. A hang that only
-the statistics
-rescued (everybody waits, nobody computes) counts as a hang: nothing was broken that needed them.
+The liveness phase is what finds hangs: after the last fault the task must be whole again (all replicas, nothing
+open) and advance by some iterations, or have ended for a cause that the faults explain. A hang that only the
+statistics rescued (everybody waits, nobody computes) counts as a hang: nothing was broken that needed them.
 """
 
 from __future__ import annotations
@@ -49,9 +46,7 @@ def options_of(seed: int, plant: str = "") -> Options:
     tp, pp, dp = rng.choice(LAYOUTS)
     if plant:  # the planted mistakes need replicas of several ranks, or several replicas
         tp, pp, dp = rng.choice(((2, 1, 2), (1, 2, 2), (2, 1, 3)))
-    layout = Layout(
-        tp=tp, pp=pp, dp=dp, num_micro_batches=dp * rng.randint(1, 4) + rng.randint(0, 1)
-    )
+    layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=dp * rng.randint(1, 4) + rng.randint(0, 1))
     slow = rng.random() < 0.2
     return Options(
         seed=seed,
@@ -97,9 +92,7 @@ def _set_crash_rate(world: Cluster, rate: float) -> None:
 
 
 def _demand_progress(world: Cluster) -> tuple[str, str]:
-    """Faults have stopped. Whole again and PROGRESS iterations further within the bound, or ended
-    with a cause.
-    """
+    """Faults have stopped. Whole again and PROGRESS iterations further within the bound, or ended with a cause."""
     deadline_ms = world.scheduler.now_ms + LIVENESS_MS
     goal: list[int] = []
 
@@ -119,6 +112,8 @@ def _demand_progress(world: Cluster) -> tuple[str, str]:
     if world.violations:
         return "violated", ""
     if task is not None and task.phase is TaskPhase.DONE:
+        if world.checkers.committed != world.options.iterations - 1:
+            world.violate(f"done after iteration {world.checkers.committed}: {task.cause}")
         return "done", task.cause
     if task is not None and task.phase is TaskPhase.STOPPED:
         return _judge_stop(world, task.cause), task.cause
@@ -144,7 +139,5 @@ def describe(world: Cluster) -> str:
         machine = worker.machine
         phase = machine.phase.value if machine else "no role yet"
         newest = worker.newest.epoch if worker.newest else 0
-        parts.append(
-            f"rank {worker.rank} {worker.name} {phase} (epoch {newest}, it {worker.memory.iteration})"
-        )
+        parts.append(f"rank {worker.rank} {worker.name} {phase} (epoch {newest}, it {worker.memory.iteration})")
     return "; ".join(parts)

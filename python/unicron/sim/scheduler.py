@@ -1,6 +1,4 @@
-"""Virtual time: a heap of what happens when. Ties go by order of insertion, so a history is a
-function of the seed.
-"""
+"""Virtual time: a heap of what happens when. Ties go by order of insertion, so a history is a function of the seed."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ class Scheduler:
         return entry
 
     def run_until(self, at_ms: float, is_over: Callable[[], bool]) -> None:
-        """Until virtual time reaches at_ms, nothing is left, or is_over() (asked after every
-        event).
-        """
+        """Until virtual time reaches at_ms, nothing is left, or is_over() (asked after every event)."""
         while self._heap and self._heap[0][0] <= at_ms:
             self.now_ms, _, entry = heapq.heappop(self._heap)
             if entry.is_cancelled:

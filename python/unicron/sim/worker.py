@@ -1,10 +1,7 @@
-"""A simulated worker: the real healing machine, carried out with blocking collectives instead of
-torch.
+"""A simulated worker: the real healing machine, carried out with blocking collectives instead of torch.
 
-The counterpart of training/engine.py and session.py, action by action. Its native monitor is a part
-of its own: it
-hears the agent's frames and shuts sockets even while the loop is blocked, and stands still only
-when the process is
+The counterpart of training/engine.py and session.py, action by action. Its native monitor is a part of its own: it
+hears the agent's frames and shuts sockets even while the loop is blocked, and stands still only when the process is
 stopped.
 """
 
@@ -187,9 +184,7 @@ class SimWorker:
 
     def _maybe_take_role(self) -> None:
         plan = self.newest
-        member = (
-            None if plan is None else next((m for m in plan.members if m.worker == self.name), None)
-        )
+        member = None if plan is None else next((m for m in plan.members if m.worker == self.name), None)
         if not self.is_waiting_role or member is None:
             return
         if member.rank != self.rank:  # built for another role: built again
@@ -211,9 +206,7 @@ class SimWorker:
             record = memory.read(self.rank)
         else:
             fresh = plan.kind is PlanKind.START
-            record = Record(
-                self.rank, 0, Stage.STARTING, has_state=fresh, num_segments=NUM_SEGMENTS
-            )
+            record = Record(self.rank, 0, Stage.STARTING, has_state=fresh, num_segments=NUM_SEGMENTS)
         self.machine = machine_for(self.world.options.plant, self.rank, self.layout)
         self.run(on.Joined(plan, record))
 
@@ -455,9 +448,7 @@ class SimWorker:
     # healing
 
     def _gather(self, action: Any, ranks: tuple[Rank, ...], where: tuple[str, int]) -> None:
-        """Exchanges and rebuilds both go through the epoch's store; a newer epoch interrupts the
-        wait.
-        """
+        """Exchanges and rebuilds both go through the epoch's store; a newer epoch interrupts the wait."""
         self._advance(Stage.HEAL, waiting=True)
         plan: EpochPlan = action.plan
         self.world.checkers.role_used(plan, self.rank, self.name)
@@ -516,9 +507,7 @@ class SimWorker:
 
         def fetched(results: dict[Rank, int]) -> None:
             if results[fetch.source] != action.iteration:
-                self.world.violate(
-                    f"{self.name} took iteration {results[fetch.source]}, not {action.iteration}"
-                )
+                self.world.violate(f"{self.name} took iteration {results[fetch.source]}, not {action.iteration}")
             if self.rank in fetch.targets:
                 self.memory.end_step(action.iteration)
             self._done()
