@@ -183,8 +183,9 @@ class Coordinator:
     def saved(self, name: str, iteration: int) -> None:
         self.says(Saved(name, self.rank_of(name), iteration, f"ckpt/{iteration}"))
 
-    def state_lost(self, name: str) -> None:
-        self.says(StateLost(name, self.rank_of(name), self.task.epoch, 5, (0,)))
+    def state_lost(self, name: str, epoch: int | None = None) -> None:
+        epoch = self.task.epoch if epoch is None else epoch
+        self.says(StateLost(name, self.rank_of(name), epoch, 5, (0,)))
 
     def finished(self, name: str) -> None:
         self.says(Finished(name, self.rank_of(name)))

@@ -28,7 +28,8 @@ def on_hello(step: Step, name: str, hello: AgentHello) -> None:
     is_new = known is None or hello.incarnation > known.incarnation
     if known is not None and is_new and known.phase is not NodePhase.LOST:
         lose_node(step, known, f"its agent came back as incarnation {hello.incarnation}")
-    if is_new or known is None or (known.slots, known.store) != (hello.slots, hello.store):
+    was_lost = known is not None and known.phase is NodePhase.LOST
+    if is_new or was_lost or known is None or (known.slots, known.store) != (hello.slots, hello.store):
         joined = NodeJoined(name, hello.incarnation, hello.slots, hello.understudies, hello.store, hello.store_key)
         step.write(joined, f"{name} says hello")
     node = step.state.nodes[name]

@@ -204,7 +204,7 @@ def _open_for(step: Step, task: TaskState, worker: WorkerState, lost: WorkerLost
     """The incident of this death: the one its exception, stop or stall opened, or a new one."""
     exception = worker.exception
     known: dict[str, Any] = {
-        "cause": worker.end_reason or lost.cause,
+        "cause": worker.end_reason or (exception.type if exception else lost.cause),
         "text": exception.text if exception else lost.text,
         "where": exception.where if exception else lost.where,
         "log": lost.log,
