@@ -6,8 +6,8 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-from machines import Agent, pulse
 
+from machines import Agent, pulse
 from unicron.agent import events as on
 from unicron.agent.actions import KillWorker
 from unicron.agent.transitions import FACTS, POLICY, TRANSITIONS, Phase, UnknownTransition, next_phase

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-from machines import TASK, Coordinator, running
 
+from machines import TASK, Coordinator, running
 from unicron.coordinator import events as on
 from unicron.coordinator.transitions import (
     NODE_POLICY,
