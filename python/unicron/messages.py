@@ -197,6 +197,7 @@ class WorkerStatus(_Message, frozen=True):
     epoch: int
     stage: Stage
     iteration: int
+    progress: int = 0  # of the pulse page: grows with every step of the worker's loop
 
 
 class AgentHello(_Message, frozen=True):

@@ -56,9 +56,7 @@ class SendWorker:
 
 @dataclass(frozen=True, slots=True)
 class WelcomeWorker:
-    """Answer to WorkerHello with the pulse memfd. The host fills in the store keys (it has the
-    randomness).
-    """
+    """Answer to WorkerHello with the pulse memfd. The host fills in the store keys (it has the randomness)."""
 
     worker: str
     message: WorkerWelcome
@@ -144,9 +142,7 @@ class DropArena:
 
 @dataclass(frozen=True, slots=True)
 class ArmPulse:
-    """Arm the fault in the worker's pulse page (fault `now`, kill and stop from outside: the host's
-    own doing).
-    """
+    """Arm the fault in the worker's pulse page (fault `now`, kill and stop from outside: the host's own doing)."""
 
     worker: str
     slot: int

@@ -1,10 +1,7 @@
-"""Arenas: memory that outlives its worker. Kept here, granted to an adopter only when the former
-owner is gone.
+"""Arenas: memory that outlives its worker. Kept here, granted to an adopter only when the former owner is gone.
 
-Gone means that nothing of the process can write any more (`owner_gone`: every thread exiting,
-0.3-2.5 ms after the
-kill), not that it is reaped (44-121 ms): MECHANICS 1.7. An adopter waits for that, bounded, and
-then gets a fresh
+Gone means that nothing of the process can write any more (`owner_gone`: every thread exiting, 0.3-2.5 ms after the
+kill), not that it is reaped (44-121 ms): MECHANICS 1.7. An adopter waits for that, bounded, and then gets a fresh
 arena with the reason; its state comes from a replica then.
 """
 
@@ -43,9 +40,7 @@ def on_requested(step: Step, event: ArenaRequested) -> None:
         _adopt(step, event.request_id, worker, arena)
         return
     step.state.adoptions.append(
-        Adoption(
-            event.request_id, worker.name, arena_id, request.nbytes, request.digest, step.now_ms
-        )
+        Adoption(event.request_id, worker.name, arena_id, request.nbytes, request.digest, step.now_ms)
     )
     look(step, owner)
 
@@ -94,9 +89,7 @@ def on_look_timer(step: Step, owner: Worker) -> None:
 
 
 def _adopt(step: Step, request_id: str, worker: Worker, arena: Arena) -> None:
-    scratch = [
-        a.id for a in step.state.arenas.values() if a.owner == worker.name and a.id != arena.id
-    ]
+    scratch = [a.id for a in step.state.arenas.values() if a.owner == worker.name and a.id != arena.id]
     former, arena.owner = arena.owner, worker.name
     reason = f"{worker.name} takes over from {former}"
     step.actions.append(
@@ -109,18 +102,12 @@ def _adopt(step: Step, request_id: str, worker: Worker, arena: Arena) -> None:
         _drop(step, other, reason)
 
 
-def _refuse_last(
-    step: Step, request_id: str, worker: Worker, request: ArenaRequest, why: str
-) -> None:
+def _refuse_last(step: Step, request_id: str, worker: Worker, request: ArenaRequest, why: str) -> None:
     _grant_fresh(step, request_id, worker, request.nbytes, request.digest, why)
 
 
-def _grant_fresh(
-    step: Step, request_id: str, worker: Worker, nbytes: int, digest: str, why: str
-) -> None:
-    """A new arena. A member's becomes its role's; a waiting worker's is scratch until it holds the
-    role.
-    """
+def _grant_fresh(step: Step, request_id: str, worker: Worker, nbytes: int, digest: str, why: str) -> None:
+    """A new arena. A member's becomes its role's; a waiting worker's is scratch until it holds the role."""
     state = step.state
     if len(state.arenas) >= step.config.arenas_max:
         step.refuse("too_many_arenas", f"{worker.name}: {len(state.arenas)} are kept")
@@ -128,15 +115,11 @@ def _grant_fresh(
     for stale in [a.id for a in state.arenas.values() if a.owner == worker.name]:
         _drop(step, stale, f"{worker.name} gets another")
     state.arena_count += 1
-    arena = Arena(
-        f"{worker.name}#{state.arena_count}", worker.task, worker.rank, worker.name, nbytes, digest
-    )
+    arena = Arena(f"{worker.name}#{state.arena_count}", worker.task, worker.rank, worker.name, nbytes, digest)
     state.arenas[arena.id] = arena
     reason = why or "a fresh one was asked for"
     step.actions.append(
-        GrantArena(
-            request_id, arena.id, arena.task, arena.rank, worker.name, nbytes, True, why, reason
-        )
+        GrantArena(request_id, arena.id, arena.task, arena.rank, worker.name, nbytes, True, why, reason)
     )
     if not worker.waiting:
         former = state.roles.get((worker.task, worker.rank))

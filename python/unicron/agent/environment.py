@@ -1,8 +1,6 @@
-"""The environment of a worker: torchrun's contract, so that a script needs no change, and unicron's
-own names.
+"""The environment of a worker: torchrun's contract, so that a script needs no change, and unicron's own names.
 
-RANK is the role's rank and GROUP_RANK the node; ranks on a node need not be contiguous (MECHANICS
-1.25). An
+RANK is the role's rank and GROUP_RANK the node; ranks on a node need not be contiguous (MECHANICS 1.25). An
 understudy gets the rank it guesses: what it holds in the end comes with its first plan.
 """
 
@@ -12,9 +10,7 @@ from unicron.messages import Fork, StartWorkers, TaskSpec
 from unicron.types import Rank
 
 
-def fork_of(
-    order: StartWorkers, worker: str, incarnation: int, rank: Rank, node: str, socket: str
-) -> Fork:
+def fork_of(order: StartWorkers, worker: str, incarnation: int, rank: Rank, node: str, socket: str) -> Fork:
     spec = order.spec
     local = [r for _, _, r, waiting in order.workers if not waiting]
     local_rank = local.index(rank) if rank in local else 0

@@ -1,5 +1,5 @@
-"""What the agent's machine can be told. Where a death or a stop is told, the pulse page read at
-that moment comes along.
+"""What the agent's machine can be told. Where a death or a stop is told, the pulse page read at that moment comes
+along.
 """
 
 from __future__ import annotations
@@ -27,18 +27,8 @@ from unicron.messages import (
 )
 from unicron.types import Stage
 
-CoordinatorSays = (
-    AgentWelcome
-    | StartWorkers
-    | PublishEpoch
-    | EndWorker
-    | StopTask
-    | FinishUnderstudies
-    | ArmFault
-)
-WorkerSays = (
-    WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
-)
+CoordinatorSays = AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault
+WorkerSays = WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +107,7 @@ class MutexReleased:
 
 @dataclass(frozen=True, slots=True)
 class ChildStatusSeen:
-    """The template (or waitpid) says exited, signaled, stopped or continued; traced: /proc says
-    't'.
-    """
+    """The template (or waitpid) says exited, signaled, stopped or continued; traced: /proc says 't'."""
 
     status: ChildStatus
     seen_ns: int

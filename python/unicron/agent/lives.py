@@ -1,10 +1,8 @@
 """Lives of workers: started, joined, heard, ended, dead.
 
-A death is reported on the first positive evidence, with what the pulse page says about where it
-happened. How it
-died often comes later (the kernel releases the mutex some 50 ms before the exit status is there),
-so the same report
-is then sent again with the cause. Exit code 0 is an end, anything else a loss.
+A death is reported on the first positive evidence, with what the pulse page says about where it happened. How it
+died often comes later (the kernel releases the mutex some 50 ms before the exit status is there), so the same
+report is then sent again with the cause. Exit code 0 is an end, anything else a loss.
 """
 
 from __future__ import annotations
@@ -153,9 +151,7 @@ def forward_plan(step: Step, worker: Worker, message: PublishEpoch) -> None:
         worker.rank, worker.waiting, worker.epoch = member.rank, False, plan.epoch
     worker.stall_rebase = True
     if worker.can_hear:
-        step.actions.append(
-            SendWorker(worker.name, message, plan.epoch, plan.touched, plan.reason or "a new epoch")
-        )
+        step.actions.append(SendWorker(worker.name, message, plan.epoch, plan.touched, plan.reason or "a new epoch"))
 
 
 def on_said(step: Step, event: WorkerMessage) -> None:
@@ -186,9 +182,7 @@ def on_said(step: Step, event: WorkerMessage) -> None:
 
 
 def end_worker(step: Step, task: str, name: str, reason: str) -> None:
-    """Kill with evidence. Who is dead or unknown is reported (again): the order waits for exactly
-    that.
-    """
+    """Kill with evidence. Who is dead or unknown is reported (again): the order waits for exactly that."""
     worker = step.state.workers.get(name)
     if worker is None:
         lost = WorkerLost(
@@ -323,9 +317,7 @@ def _on_stop(step: Step, worker: Worker, event: ChildStatusSeen) -> None:
     node, task, fault_ns = step.config.node, worker.task, event.pulse.fault_ns if event.pulse else 0
     worker.is_stopped = event.status.kind == "stopped"
     if worker.is_stopped:
-        stopped = WorkerStopped(
-            node, task, worker.name, worker.rank, fault_ns, event.seen_ns, event.traced
-        )
+        stopped = WorkerStopped(node, task, worker.name, worker.rank, fault_ns, event.seen_ns, event.traced)
         step.report(stopped, f"{worker.name} is stopped")
     else:
         worker.stall_rebase = True
@@ -334,9 +326,7 @@ def _on_stop(step: Step, worker: Worker, event: ChildStatusSeen) -> None:
 
 
 def on_disconnected(step: Step, name: str) -> None:
-    """A connection's end is no death: its mutex or its exit status will tell, or its own _exit
-    follows.
-    """
+    """A connection's end is no death: its mutex or its exit status will tell, or its own _exit follows."""
     worker = step.find(name, "disconnected")
     if worker is not None:
         worker.is_connected = False

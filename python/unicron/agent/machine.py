@@ -1,10 +1,7 @@
-"""The agent's machine: keeper and supervisor of one node's workers. One event in, actions out; no
-I/O, no clock.
+"""The agent's machine: keeper and supervisor of one node's workers. One event in, actions out; no I/O, no clock.
 
-The coordinator may vanish: workers go on, reports are kept (bounded) and told again after the next
-hello. The agent
-itself does not outlive its incarnation: a new agent finds no workers, because workers end with the
-agent's socket.
+The coordinator may vanish: workers go on, reports are kept (bounded) and told again after the next hello. The agent
+itself does not outlive its incarnation: a new agent finds no workers, because workers end with the agent's socket.
 """
 
 from __future__ import annotations
@@ -137,9 +134,7 @@ class AgentMachine:
         step.actions.append(SendCoordinator(hello, "connected"))
         for report in state.reports:
             step.actions.append(SendCoordinator(report, "it may not have arrived"))
-        step.set_timer(
-            "heartbeat", "coordinator", config.heartbeat_ms, "heartbeats while connected"
-        )
+        step.set_timer("heartbeat", "coordinator", config.heartbeat_ms, "heartbeats while connected")
 
     def _on_order(self, step: Step, message: CoordinatorSays) -> None:
         match message:

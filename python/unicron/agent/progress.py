@@ -1,10 +1,7 @@
-"""Does a worker's loop advance? Statistics per stage of what is usual here, from samples of the
-pulse pages.
+"""Does a worker's loop advance? Statistics per stage of what is usual here, from samples of the pulse pages.
 
-A loop that stands still for stall_factor x the usual time of its stage is reported, together with
-whether it waits
-in a collective: who waits is an echo, who does not may be the root (the coordinator compares).
-Starting, evaluation
+A loop that stands still for stall_factor x the usual time of its stage is reported, together with whether it waits
+in a collective: who waits is an echo, who does not may be the root (the coordinator compares). Starting, evaluation
 and saving have budgets of their own; a worker that waits for a role has none.
 """
 
@@ -66,9 +63,7 @@ def _on_pulse(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
 
 
 def _learn(step: Step, worker: Worker, before: Pulse, pulse: Pulse) -> None:
-    """The mean gap between two advances since the last sample: an estimate for the stage it was
-    in.
-    """
+    """The mean gap between two advances since the last sample: an estimate for the stage it was in."""
     advances = pulse.progress - before.progress
     if advances <= 0 or before.stage not in MEASURED:
         return

@@ -1,6 +1,4 @@
-"""The agent's state: its workers, their arenas, the newest plan of each task, and what it
-reported.
-"""
+"""The agent's state: its workers, their arenas, the newest plan of each task, and what it reported."""
 
 from __future__ import annotations
 
@@ -76,6 +74,7 @@ class Worker:
             epoch=self.epoch,
             stage=Stage.DONE if self.has_finished else stage,
             iteration=self.pulse.iteration if self.pulse else -1,
+            progress=self.pulse.progress if self.pulse else 0,
         )
 
 

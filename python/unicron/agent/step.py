@@ -17,9 +17,7 @@ class Step:
         self.actions: list[Action] = []
 
     def report(self, message: Report, reason: str) -> None:
-        """Sent now if it can be, and kept: a coordinator that comes back is told again (it knows
-        duplicates).
-        """
+        """Sent now if it can be, and kept: a coordinator that comes back is told again (it knows duplicates)."""
         self.state.reports.append(message)
         while len(self.state.reports) > self.config.reports_kept_max:
             self.state.reports.popleft()

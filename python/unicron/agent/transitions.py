@@ -1,11 +1,8 @@
 """The life of a worker as its agent sees it: the table, and which facts count in which phase.
 
-ORDERED (fork asked for) -> FORKED (a process exists) -> JOINED (said hello on the socket) -> READY
-(built) ->
-FINISHED (script returned). Every phase ends in DYING at the first positive evidence of death (mutex
-released, exit
-status, connection to the template lost), which is reported at once; the exit status may follow and
-only adds the
+ORDERED (fork asked for) -> FORKED (a process exists) -> JOINED (said hello on the socket) -> READY (built) ->
+FINISHED (script returned). Every phase ends in DYING at the first positive evidence of death (mutex released, exit
+status, connection to the template lost), which is reported at once; the exit status may follow and only adds the
 cause. GONE is reported and reaped; the entry stays as long as its arena may have an adopter.
 
 A loop that is stopped or stalled keeps its phase: these are facts beside it.

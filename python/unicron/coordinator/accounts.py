@@ -1,6 +1,4 @@
-"""The members' accounts of a recovery (Healed), folded into the incidents that their epoch
-answers.
-"""
+"""The members' accounts of a recovery (Healed), folded into the incidents that their epoch answers."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ def on_saved(step: Step, task: TaskState, body: Saved) -> None:
 
 
 def close_healing(step: Step, task: TaskState, reason: str) -> None:
-    """HEALING is over: every incident that the present epoch answers gets what the members
-    measured.
-    """
+    """HEALING is over: every incident that the present epoch answers gets what the members measured."""
     step.cancel_timer("heal", task.name, reason)
     accounts = _accounts(task)
     for incident in step.state.open_incidents(task.name):

@@ -1,9 +1,7 @@
 """What the coordinator's machine asks for: imperatives, each with its reason.
 
-Contract of the host, in order: carry out the actions of one step in the order given; a WriteJournal
-must be on
-disk before anything behind it is sent. A host that cannot write the journal stops (and comes back
-by replay).
+Contract of the host, in order: carry out the actions of one step in the order given; a WriteJournal must be on disk
+before anything behind it is sent. A host that cannot write the journal stops (and comes back by replay).
 """
 
 from __future__ import annotations
@@ -23,15 +21,7 @@ from unicron.messages import (
     StopTask,
 )
 
-ToAgent = (
-    AgentWelcome
-    | StartWorkers
-    | PublishEpoch
-    | EndWorker
-    | StopTask
-    | FinishUnderstudies
-    | ArmFault
-)
+ToAgent = AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +54,7 @@ class CancelTimer:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAgent:
-    """Try to connect to the node's store endpoint: refused is positive evidence that the agent is
-    gone.
-    """
+    """Try to connect to the node's store endpoint: refused is positive evidence that the agent is gone."""
 
     node: str
     endpoint: str
@@ -75,9 +63,7 @@ class ProbeAgent:
 
 @dataclass(frozen=True, slots=True)
 class RecordIncident:
-    """An incident opened, moved on or closed: for people and metrics (the journal has it
-    already).
-    """
+    """An incident opened, moved on or closed: for people and metrics (the journal has it already)."""
 
     incident: Incident
     reason: str
@@ -98,13 +84,4 @@ class Refused:
     reason: str
 
 
-Action = (
-    WriteJournal
-    | SendAgent
-    | SetTimer
-    | CancelTimer
-    | ProbeAgent
-    | RecordIncident
-    | Answer
-    | Refused
-)
+Action = WriteJournal | SendAgent | SetTimer | CancelTimer | ProbeAgent | RecordIncident | Answer | Refused

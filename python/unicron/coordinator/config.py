@@ -1,5 +1,4 @@
-"""Bounds of the coordinator's waits and queues: every wait has one, in milliseconds, none is
-forever.
+"""Bounds of the coordinator's waits and queues: every wait has one, in milliseconds, none is forever.
 
 Defaults are for one machine or one data centre; a test or the simulator passes its own.
 """

@@ -1,12 +1,8 @@
-"""What a symptom says: severity, signature, and who of many stalled ranks is the root. Pure
-functions of facts.
+"""What a symptom says: severity, signature, and who of many stalled ranks is the root. Pure functions of facts.
 
-Silence is "unknown", never "gone"; the loudest echo is not the root; a kill needs positive evidence
-(DESIGN 8). The
-same signature at the same (iteration, micro-batch) in a second incarnation of a rank is FATAL: the
-code or the data
-is wrong, and no node is blamed. A plain SIGKILL says nothing about the code, so it never is a
-signature.
+Silence is "unknown", never "gone"; the loudest echo is not the root; a kill needs positive evidence (DESIGN 8). The
+same signature at the same (iteration, micro-batch) in a second incarnation of a rank is FATAL: the code or the data
+is wrong, and no node is blamed. A plain SIGKILL says nothing about the code, so it never is a signature.
 """
 
 from __future__ import annotations
@@ -58,25 +54,20 @@ def repeated(incident: Incident, history: Iterable[Incident]) -> Incident | None
 
 
 def is_explained(task: TaskState, report: CollectiveFailed) -> bool:
-    """Does a plan newer than the report account for it? Inside a replica only one that touched that
-    replica does.
-    """
+    """Does a plan newer than the report account for it? Inside a replica only one that touched that replica does."""
     replica = task.job.layout.replica_of(report.rank)
-    for epoch, wounded in task.plans:
-        if epoch > report.epoch and (not report.inside or replica in wounded):
-            return True
-    return False
+    return any(
+        epoch > report.epoch and (not report.inside or replica in wounded) for epoch, wounded in task.plans
+    )
 
 
 def stall_root(task: TaskState) -> WorkerState | None:
-    """The member that all wait for: it does not wait itself, and another one waits (or its own
-    excess is gross).
-    """
+    """The member that all wait for: it does not wait itself, and another one waits (or its own excess is gross)."""
     stalled = [w for w in task.workers.values() if w.stalled and task.role_of(w.name) is not None]
     waiting = [w for w in stalled if w.stalled and w.stalled.waiting_in_collective]
     for worker in sorted(stalled, key=lambda w: w.rank):
         assert worker.stalled is not None
-        if worker.stalled.waiting_in_collective and not _ignores_plan(task, worker, waiting):
+        if worker.stalled.waiting_in_collective:
             continue
         gross = worker.stalled.stalled_ms >= 2 * worker.stalled.budget_ms
         if any(other is not worker for other in waiting) or gross:
@@ -84,18 +75,30 @@ def stall_root(task: TaskState) -> WorkerState | None:
     return None
 
 
-def _ignores_plan(task: TaskState, worker: WorkerState, waiting: list[WorkerState]) -> bool:
-    """It says it waits between replicas, but the newest plan shut all sockets there, and others meet already."""
-    between = (Stage.REDUCE, Stage.COMMIT)
-    meet = any(w.stalled and w.stalled.stage is Stage.HEAL for w in waiting)
-    stalled = worker.stalled
-    return bool(meet and stalled and stalled.stage in between and task.is_unhealed)
+def deaf_to_plan(task: TaskState) -> list[WorkerState]:
+    """Members whose loop has not moved since a plan that shut every socket they could wait on.
+
+    A loop inside a collective was freed by that, so whatever it claims to wait for, it is not others. (One that
+    computes is deaf only when its own stage's statistics say that it stands still.)
+    """
+    plan = task.plan
+    if plan is None:
+        return []
+    deaf = []
+    for rank in plan.ranks:
+        worker = task.holder(rank)
+        freed = plan.layout.replica_size == 1 or plan.layout.replica_of(rank) in plan.wounded()
+        if worker is None or not freed:
+            continue
+        if worker.stage in (Stage.COMPUTE, Stage.SAVE) and worker.stalled is None:
+            continue
+        if rank in task.awaiting and worker.progress == worker.progress_planned:
+            deaf.append(worker)
+    return deaf
 
 
 def all_wait(task: TaskState) -> tuple[Rank, ...]:
-    """Every member stalled inside a collective, nobody to wait for: the connections are at
-    fault.
-    """
+    """Every member stalled inside a collective, nobody to wait for: the connections are at fault."""
     if task.plan is None:
         return ()
     for rank in task.plan.ranks:

@@ -1,6 +1,4 @@
-"""What the coordinator's machine can be told: past-tense facts. The runtime makes them, the
-simulator too.
-"""
+"""What the coordinator's machine can be told: past-tense facts. The runtime makes them, the simulator too."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class AgentMessage:
-    """A message that arrived on the connection of this node (its identity is the transport's, not
-    the message's).
-    """
+    """A message that arrived on the connection of this node (its identity is the transport's, not the message's)."""
 
     node: str
     message: AgentSays

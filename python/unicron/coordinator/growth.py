@@ -1,8 +1,7 @@
 """A missing replica comes back: prepared beside the running task, taken in by one GROW plan.
 
-Joiners build on stand-in groups like understudies; nobody is disturbed until all roles of the
-replica are ready.
-A recovery has precedence: GROW is decided in RUNNING only.
+Joiners build on stand-in groups like understudies; nobody is disturbed until all roles of the replica are ready. A
+recovery has precedence: GROW is decided in RUNNING only.
 """
 
 from __future__ import annotations
@@ -63,9 +62,7 @@ def _invite(step: Step, task: TaskState, replica: int) -> None:
     task.joins[replica] = task.joins.get(replica, 0) + 1
     wanted = [(node, rank, Purpose.JOINER) for rank, node in sorted(placed.items())]
     for node in sorted(set(placed.values())):
-        have = any(
-            w.node == node and w.purpose is Purpose.UNDERSTUDY for w in task.workers.values()
-        )
+        have = any(w.node == node and w.purpose is Purpose.UNDERSTUDY for w in task.workers.values())
         if not have and min(task.job.understudies, step.state.nodes[node].understudies) > 0:
             guess = min(rank for rank, home in placed.items() if home == node)
             wanted.append((node, guess, Purpose.UNDERSTUDY))
@@ -74,9 +71,7 @@ def _invite(step: Step, task: TaskState, replica: int) -> None:
 
 
 def _refill(step: Step, task: TaskState, replica: int, joiners: dict[Rank, WorkerState]) -> None:
-    """Some joiners died. The rest is sent away and the replica invited again: rare, and not
-    urgent.
-    """
+    """Some joiners died. The rest is sent away and the replica invited again: rare, and not urgent."""
     for worker in joiners.values():
         end_worker(step, task, worker, f"another joiner of replica {replica} is lost")
 

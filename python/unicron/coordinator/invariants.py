@@ -1,6 +1,4 @@
-"""What is true after every step, in production too. A violation is a bug: the host crashes and
-replays.
-"""
+"""What is true after every step, in production too. A violation is a bug: the host crashes and replays."""
 
 from __future__ import annotations
 

@@ -1,14 +1,11 @@
 """Journal entries and their codec: every decision, written before anything it licenses is sent.
 
-An entry is a decision or a fact that no agent could tell again. What agents do know (which workers
-live, how far
-they are) is not here: they say it in their next hello. Replaying the entries in order through
-`replay.apply_entry` gives the state a coordinator needs to go on; the live machine changes that
-part of its state
-through the same function, so the two cannot drift apart.
+An entry is a decision or a fact that no agent could tell again. What agents do know (which workers live, how far
+they are) is not here: they say it in their next hello. Replaying the entries in order through `replay.apply_entry`
+gives the state a coordinator needs to go on; the live machine changes that part of its state through the same
+function, so the two cannot drift apart.
 
-MessagePack with one version byte, like messages.py; an entry that cannot be read stops the
-coordinator by name
+MessagePack with one version byte, like messages.py; an entry that cannot be read stops the coordinator by name
 (skipping a decision would be worse than not starting).
 """
 
@@ -143,9 +140,7 @@ def decode_entry(data: bytes) -> Entry:
     if not data:
         raise JournalUnreadable("empty journal entry")
     if data[0] != JOURNAL_VERSION:
-        raise JournalUnreadable(
-            f"journal entry version {data[0]}, this unicron reads {JOURNAL_VERSION}"
-        )
+        raise JournalUnreadable(f"journal entry version {data[0]}, this unicron reads {JOURNAL_VERSION}")
     try:
         return _decoder.decode(memoryview(data)[1:])
     except msgspec.DecodeError as error:

@@ -1,20 +1,13 @@
-"""The coordinator's machine: one event in, the actions it licenses out. No clock, socket, file,
-thread or random.
+"""The coordinator's machine: one event in, the actions it licenses out. No clock, socket, file, thread or random.
 
-Host contract. (1) Feed `Replayed` for every journal entry in order, then `Started`, then everything
-else, one at a
-time. (2) Carry out the actions of a step in order; WriteJournal is durable before what follows is
-sent. (3) `now_ms`
-is a monotonic clock that never goes back within one life; timers of a former life are not replayed,
-the machine sets
-new ones. (4) After a crash anywhere in (2): start again with the journal. Whether the last step's
-sends went out
-does not matter: agents say in their hello what they have.
+Host contract. (1) Feed `Replayed` for every journal entry in order, then `Started`, then everything else, one at a
+time. (2) Carry out the actions of a step in order; WriteJournal is durable before what follows is sent. (3)
+`now_ms` is a monotonic clock that never goes back within one life; timers of a former life are not replayed, the
+machine sets new ones. (4) After a crash anywhere in (2): start again with the journal. Whether the last step's
+sends went out does not matter: agents say in their hello what they have.
 """
 
 from __future__ import annotations
-
-import random
 
 from unicron.coordinator import nodes, requests, symptoms, workers
 from unicron.coordinator.accounts import on_healed, on_saved
@@ -63,7 +56,7 @@ class CoordinatorMachine:
     def __init__(self, config: CoordinatorConfig | None = None, seed: int = 0) -> None:
         self.config = config or CoordinatorConfig()
         self.state = State()
-        self._rng = random.Random(seed)
+        self._seed = seed
         self._now_ms = float("-inf")
 
     def step(self, event: Event, now_ms: float) -> tuple[Action, ...]:
@@ -73,7 +66,7 @@ class CoordinatorMachine:
             assert not self.state.is_started, "Replayed after Started"
             apply_entry(event.entry, self.state)
             return ()
-        step = Step(self.state, self.config, self._rng, now_ms)
+        step = Step(self.state, self.config, self._seed, now_ms)
         self._dispatch(step, event)
         settle_all(step)
         trim(self.state, self.config.incidents_kept_max, self.config.plans_kept_max)
@@ -138,13 +131,7 @@ class CoordinatorMachine:
     def _on_fact(
         self,
         step: Step,
-        message: WorkerUp
-        | WorkerLost
-        | WorkerStopped
-        | WorkerContinued
-        | WorkerStalled
-        | WorkerExited
-        | FromWorker,
+        message: WorkerUp | WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerExited | FromWorker,
     ) -> None:
         name = message.status.task if isinstance(message, WorkerUp) else message.task
         task = self.state.tasks.get(name)

@@ -1,10 +1,7 @@
-"""Nodes: hello, silence, disconnection, and the verdict. Silence is suspicion; only evidence makes
-a node lost.
+"""Nodes: hello, silence, disconnection, and the verdict. Silence is suspicion; only evidence makes a node lost.
 
-Evidence is: its store endpoint refuses connections; or its agent came back with a higher
-incarnation; or its
-connection ended, it does not answer, and members on other nodes report failed collectives (a
-second, independent
+Evidence is: its store endpoint refuses connections; or its agent came back with a higher incarnation; or its
+connection ended, it does not answer, and members on other nodes report failed collectives (a second, independent
 signal); or it has been silent for a long bound while others wait for a plan that cannot reach it.
 """
 
@@ -31,10 +28,9 @@ def on_hello(step: Step, name: str, hello: AgentHello) -> None:
     is_new = known is None or hello.incarnation > known.incarnation
     if known is not None and is_new and known.phase is not NodePhase.LOST:
         lose_node(step, known, f"its agent came back as incarnation {hello.incarnation}")
-    if is_new or known is None or (known.slots, known.store) != (hello.slots, hello.store):
-        joined = NodeJoined(
-            name, hello.incarnation, hello.slots, hello.understudies, hello.store, hello.store_key
-        )
+    was_lost = known is not None and known.phase is NodePhase.LOST
+    if is_new or was_lost or known is None or (known.slots, known.store) != (hello.slots, hello.store):
+        joined = NodeJoined(name, hello.incarnation, hello.slots, hello.understudies, hello.store, hello.store_key)
         step.write(joined, f"{name} says hello")
     node = step.state.nodes[name]
     node.move("hello", step.now_ms)
@@ -73,16 +69,12 @@ def _reconcile(step: Step, name: str, hello: AgentHello) -> None:
 
 
 def _absent(step: Step, task: TaskState, name: str) -> None:
-    """It died, or its order was lost, while nobody listened. Ended once more, should the order
-    still arrive.
-    """
+    """It died, or its order was lost, while nobody listened. Ended once more, should the order still arrive."""
     worker = task.workers[name]
     reason = "not among the workers its agent has"
     step.send(worker.node, EndWorker(task.name, name, reason), reason)
     known = any(i.worker == name and i.task == task.name for i in step.state.incidents.values())
-    newest = max(
-        (w.incarnation for w in task.workers.values() if w.rank == worker.rank), default=-1
-    )
+    newest = max((w.incarnation for w in task.workers.values() if w.rank == worker.rank), default=-1)
     replaced = task.plan is None and newest > worker.incarnation
     skip = known or replaced or task.is_over or task.is_restarting or worker.rank in task.finished
     if is_member(task, worker) and not skip:
@@ -166,9 +158,7 @@ def judge(step: Step, node: NodeState) -> bool:
     if node.probe_answer == "gone":
         evidence = "its store endpoint refuses connections"
     elif node.probe_answer == "unknown" and not node.is_connected and echoes:
-        evidence = (
-            "its connection ended, it does not answer, and members elsewhere lost their peers"
-        )
+        evidence = "its connection ended, it does not answer, and members elsewhere lost their peers"
     elif elapsed_ms >= bound_ms and (echoes or waiting):
         evidence = f"silent for {elapsed_ms:.0f} ms while others wait for it"
     if evidence:
@@ -177,9 +167,7 @@ def judge(step: Step, node: NodeState) -> bool:
 
 
 def _has_echo(task: TaskState, node: str) -> bool:
-    """A member on another node reports a failed collective, or that it waits, and this node has
-    members.
-    """
+    """A member on another node reports a failed collective, or that it waits, and this node has members."""
     if task.plan is None or not any(m.node == node for m in task.plan.members):
         return False
     elsewhere = [m for m in task.plan.members if m.node != node]

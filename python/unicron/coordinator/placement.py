@@ -1,10 +1,8 @@
-"""Which node each role of a replica goes to: a replica stays in one node where it fits (MECHANICS
-1.11).
+"""Which node each role of a replica goes to: a replica stays in one node where it fits (MECHANICS 1.11).
 
-Otherwise losing one node could take the same pipeline stage of every replica, hence the last holder
-of a state.
-First fit over the nodes in their order; the planner will choose better ones later, this one is the
-rule it must keep.
+Otherwise losing one node could take the same pipeline stage of every replica, hence the last holder of a state.
+First fit over the nodes in their order; the planner will choose better ones later, this one is the rule it must
+keep.
 """
 
 from __future__ import annotations
@@ -35,9 +33,7 @@ def _roles(task: TaskState) -> dict[Rank, str]:
 
 
 def place_replica(layout: Layout, replica: int, free: dict[str, int]) -> dict[Rank, str] | None:
-    """Node of each role of one replica, taking from `free`; None (and nothing taken) when it does
-    not fit.
-    """
+    """Node of each role of one replica, taking from `free`; None (and nothing taken) when it does not fit."""
     ranks = layout.replica_ranks(replica)
     home = next((n for n, count in free.items() if count >= len(ranks)), None)
     if home is not None:
@@ -53,9 +49,7 @@ def place_replica(layout: Layout, replica: int, free: dict[str, int]) -> dict[Ra
     return placed
 
 
-def place_replicas(
-    layout: Layout, replicas: tuple[int, ...], free: dict[str, int]
-) -> dict[Rank, str]:
+def place_replicas(layout: Layout, replicas: tuple[int, ...], free: dict[str, int]) -> dict[Rank, str]:
     """As many of these replicas as fit."""
     placed: dict[Rank, str] = {}
     for replica in replicas:

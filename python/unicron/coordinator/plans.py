@@ -1,6 +1,4 @@
-"""Making and publishing a plan: journaled first, then sent to every node that has workers of the
-task.
-"""
+"""Making and publishing a plan: journaled first, then sent to every node that has workers of the task."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ def publish(step: Step, task: TaskState, decision: Decision) -> None:
         # A failure during a recovery wounds everybody: some members of a whole replica may have met
         # and compute again while others did not, and only a wounded replica agrees inside itself.
         # (It also makes a plan that some agent missed harmless: the newest one says it all.)
-        decision = decision._replace(
-            touched={*decision.touched, *decision.members, *task.plan.touched}
-        )
+        decision = decision._replace(touched={*decision.touched, *decision.members, *task.plan.touched})
     plan = _plan_of(step, task, decision)
     step.write(EpochDecided(plan), decision.reason)
     for incident in step.state.open_incidents(task.name):
@@ -86,6 +82,7 @@ def _after(step: Step, task: TaskState, plan: EpochPlan) -> None:
         step.cancel_timer(kind, task.name, "a plan is out")
     for worker in task.workers.values():
         worker.stalled = None
+        worker.progress_planned = worker.progress
         step.cancel_timer("stall", worker.name, "a plan is out")
     task.healed = {}
     if plan.kind is PlanKind.START:
@@ -103,9 +100,7 @@ def _after(step: Step, task: TaskState, plan: EpochPlan) -> None:
 
 
 def end_leavers(step: Step, task: TaskState, former: EpochPlan) -> None:
-    """Survivors of a replica that left hold no role any more; they start anew when their replica
-    comes back.
-    """
+    """Survivors of a replica that left hold no role any more; they start anew when their replica comes back."""
     for member in former.members:
         worker = task.workers.get(member.worker)
         if worker is not None and task.role_of(worker.name) is None:

@@ -1,10 +1,7 @@
-"""From facts to a plan: who takes each lost role, which replicas leave, what broken connections
-need.
+"""From facts to a plan: who takes each lost role, which replicas leave, what broken connections need.
 
-`settle_recovery` is called after every event that changed facts of a task with an epoch. It waits
-only for things
-that have a timer: a node's verdict, a waiting worker that is getting ready, the diagnosis moment.
-Then one plan
+`settle_recovery` is called after every event that changed facts of a task with an epoch. It waits only for things
+that have a timer: a node's verdict, a waiting worker that is getting ready, the diagnosis moment. Then one plan
 covers all that is lost (the alternative, a plan per loss, makes everybody regroup several times).
 """
 
@@ -12,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from unicron.coordinator.diagnosis import all_wait, is_explained, stall_root
+from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, stall_root
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.lifecycle import finish_task, stop_task
 from unicron.coordinator.plans import Decision, end_leavers, publish
@@ -36,7 +33,7 @@ class Refills(msgspec.Struct):
 def settle_recovery(step: Step, task: TaskState) -> None:
     plan = task.plan
     assert plan is not None
-    if all(rank in task.finished for rank in plan.ranks if rank not in task.lost):
+    if task.finished and all(r in task.finished for r in plan.ranks if r not in task.lost):
         finish_task(step, task, "every member finished its last iteration")
         return
     _settle_stalls(step, task)
@@ -63,13 +60,9 @@ def settle_recovery(step: Step, task: TaskState) -> None:
 
 
 def _wait_for_the_last(step: Step, task: TaskState) -> None:
-    """Somebody has returned from the last iteration, so no new epoch can have everybody: only wait,
-    bounded.
-    """
+    """Somebody has returned from the last iteration, so no new epoch can have everybody: only wait, bounded."""
     if not step.has_timer("finish", task.name):
-        step.set_timer(
-            "finish", task.name, step.config.finish_ms_max, "the last members may finish"
-        )
+        step.set_timer("finish", task.name, step.config.finish_ms_max, "the last members may finish")
 
 
 def _refills(step: Step, task: TaskState) -> Refills:
@@ -109,9 +102,7 @@ def _best(workers: list[WorkerState], rank: Rank) -> WorkerState | None:
 
 
 def _verdict_pending(step: Step, task: TaskState, leaving: set[int]) -> bool:
-    """A plan cannot reach a node that does not answer; whether it is gone has its own bound
-    (nodes.py).
-    """
+    """A plan cannot reach a node that does not answer; whether it is gone has its own bound (nodes.py)."""
     assert task.plan is not None
     return any(
         step.state.nodes[m.node].phase in (NodePhase.SUSPECT, NodePhase.AWAITED)
@@ -145,7 +136,8 @@ def _decide(step: Step, task: TaskState, refills: Refills) -> None:
         if not _may_reconnect(step, task, [r.iteration for r in task.reports.values()]):
             return
         kind = PlanKind.RECONNECT
-    # Between replicas every new epoch rebuilds everything; only who broke inside a replica wounds it.
+    # Between replicas every new epoch rebuilds everything; only who broke inside a replica wounds
+    # it.
     touched = {*task.lost, *(rank for rank, r in task.reports.items() if r.inside)}
     reason = _reason(task, kind, refills)
     publish(step, task, Decision(kind, members, touched, refills.heirs, reason))
@@ -163,9 +155,7 @@ def _reason(task: TaskState, kind: PlanKind, refills: Refills) -> str:
 
 
 def _may_reconnect(step: Step, task: TaskState, iterations: list[int]) -> bool:
-    """SEV3 retries in place a few times in one iteration; then the first reporter is replaced
-    (SEV2).
-    """
+    """SEV3 retries in place a few times in one iteration; then the first reporter is replaced (SEV2)."""
     iteration = max(iterations, default=task.iteration)
     tries = task.reconnects.get(iteration, 0) + 1
     task.reconnects = {iteration: tries}
@@ -197,9 +187,7 @@ def _open_reconnect(step: Step, task: TaskState, rank: Rank, text: str) -> None:
 
 
 def on_ready_timeout(step: Step, task: TaskState) -> None:
-    """Workers that should take lost roles are not ready in time: their replicas leave, if others
-    remain.
-    """
+    """Workers that should take lost roles are not ready in time: their replicas leave, if others remain."""
     for rank in task.lost:
         if task.placement.get(rank) is not None:
             task.refills[rank] = task.job.restart_max + 1
@@ -210,13 +198,20 @@ def on_ready_timeout(step: Step, task: TaskState) -> None:
 
 
 def on_heal_timeout(step: Step, task: TaskState) -> bool:
-    """Not every account came. True: the iteration goes on, close with what is known. False: it was
-    escalated.
-    """
+    """Not every account came. True: the iteration goes on, close with what is known. False: it was escalated."""
     if task.healed or task.iteration > task.heal_iteration:
         return True
     plan = task.plan
     assert plan is not None
+    deaf = deaf_to_plan(task)
+    for worker in deaf:
+        reason = f"its loop did not move in {step.config.heal_ms_max:.0f} ms since epoch {plan.epoch}"
+        open_stalled(step, task, worker, reason)
+        end_worker(step, task, worker, reason)
+    if deaf:
+        step.set_timer("heal", task.name, step.config.heal_ms_max, "their deaths are reported first")
+        step.touch(task)
+        return False
     task.heal_tries += 1
     silent = sorted(task.awaiting)
     if task.heal_tries > step.config.heal_tries_max:
@@ -240,17 +235,7 @@ def _settle_stalls(step: Step, task: TaskState) -> None:
             f"its loop did not advance for {stalled.stalled_ms:.0f} ms in "
             f"{stalled.stage.name.lower()} (budget {stalled.budget_ms:.0f}) and waits for nobody"
         )
-        if incident_of(step, task, root.name) is None:
-            step.open_incident(
-                Incident(
-                    id="", task=task.name, fault="stalled", severity=Severity.SEV2, node=root.node,
-                    rank=root.rank, method=Method.STATISTICS, opened_ms=root.stalled_ms,
-                    worker=root.name, incarnation=root.incarnation, iteration=stalled.iteration,
-                    micro_batch=stalled.micro_batch, stage=stalled.stage,
-                    detect_ms=between_ms(stalled.fault_ns, stalled.seen_ns),
-                ),
-                reason,
-            )  # fmt: skip
+        open_stalled(step, task, root, reason)
         end_worker(step, task, root, reason)
         return
     ranks = all_wait(task)
@@ -259,9 +244,7 @@ def _settle_stalls(step: Step, task: TaskState) -> None:
 
 
 def _free_all(step: Step, task: TaskState, ranks: tuple[Rank, ...]) -> None:
-    """Everybody waits in a collective and nobody computes: rebuild every group (SEV3), then start
-    all again.
-    """
+    """Everybody waits in a collective and nobody computes: rebuild every group (SEV3), then start all again."""
     plan = task.plan
     assert plan is not None
     tries = task.reconnects.get(task.iteration, 0) + 1
@@ -279,3 +262,22 @@ def _free_all(step: Step, task: TaskState, ranks: tuple[Rank, ...]) -> None:
     )  # fmt: skip
     members = {m.rank: m.worker for m in plan.members}
     publish(step, task, Decision(PlanKind.RECONNECT, members, ranks, (), reason))
+
+
+def open_stalled(step: Step, task: TaskState, worker: WorkerState, reason: str) -> None:
+    if incident_of(step, task, worker.name) is not None:
+        return
+    stalled = worker.stalled
+    step.open_incident(
+        Incident(
+            id="", task=task.name, fault="stalled", severity=Severity.SEV2, node=worker.node,
+            rank=worker.rank, method=Method.STATISTICS, worker=worker.name,
+            opened_ms=worker.stalled_ms if stalled else step.now_ms,
+            incarnation=worker.incarnation, cause=reason,
+            iteration=stalled.iteration if stalled else worker.iteration,
+            micro_batch=stalled.micro_batch if stalled else -1,
+            stage=stalled.stage if stalled else worker.stage,
+            detect_ms=between_ms(stalled.fault_ns, stalled.seen_ns) if stalled else None,
+        ),
+        reason,
+    )  # fmt: skip

@@ -1,6 +1,4 @@
-"""What a journal entry does to the state: the same function for the living machine and for its
-replay.
-"""
+"""What a journal entry does to the state: the same function for the living machine and for its replay."""
 
 from __future__ import annotations
 
@@ -69,9 +67,7 @@ def _(entry: NodeDeclaredLost, state: State) -> None:
 
 @apply_entry.register
 def _(entry: TaskAdmitted, state: State) -> None:
-    state.tasks[entry.task] = TaskState(
-        name=entry.task, job=entry.job, placement=dict(entry.placement)
-    )
+    state.tasks[entry.task] = TaskState(name=entry.task, job=entry.job, placement=dict(entry.placement))
 
 
 @apply_entry.register
@@ -118,7 +114,8 @@ def _(entry: TaskRestarted, state: State) -> None:
     task = state.tasks[entry.task]
     task.is_restarting = True
     task.restart_count = entry.restart_count
-    task.restarts += 1
+    if task.job.managed:  # of an unmanaged script the incident counts already
+        task.restarts += 1
     _forget_membership(task)
     if not state.is_started:
         task.phase = TaskPhase.RECOVERING
@@ -165,10 +162,10 @@ def _(entry: IncidentRecorded, state: State) -> None:
 def _(entry: TaskEnded, state: State) -> None:
     task = state.tasks[entry.task]
     task.outcome, task.cause = entry.outcome, entry.cause
+    task.is_restarting = False
     if not state.is_started:
         done = entry.outcome == "done"
         task.phase = TaskPhase.FINISHING if done else TaskPhase.STOPPING
-        task.is_restarting = False
 
 
 def _forget_membership(task: TaskState) -> None:

@@ -78,9 +78,7 @@ def on_fault(step: Step, event: FaultRequested) -> None:
         return
     worker = task.holder(event.rank)
     assert worker is not None
-    arm = ArmFault(
-        event.task, event.rank, event.fault, event.point, event.iteration, event.micro_batch
-    )
+    arm = ArmFault(event.task, event.rank, event.fault, event.point, event.iteration, event.micro_batch)
     step.send(worker.node, arm, f"fault asked for at rank {event.rank}")
     result = {"node": worker.node, "worker": worker.name}
     step.answer(event.request_id, Reply(ok=True, result=result), "armed")

@@ -1,6 +1,4 @@
-"""Settle: compare a task's facts with its aim and take the next step. Called for every task whose
-facts changed.
-"""
+"""Settle: compare a task's facts with its aim and take the next step. Called for every task whose facts changed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Everybody starts: the first time, after a suspension, or after all ended. Then START, or
-RESTORE.
-"""
+"""Everybody starts: the first time, after a suspension, or after all ended. Then START, or RESTORE."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ def start_all(step: Step, task: TaskState, reason: str) -> None:
 
 
 def missing_understudies(step: Step, task: TaskState) -> list[tuple[str, Rank, Purpose]]:
-    """Understudies that nodes with roles still lack; their guesses are spread over the node's
-    roles.
-    """
+    """Understudies that nodes with roles still lack; their guesses are spread over the node's roles."""
     wanted: list[tuple[str, Rank, Purpose]] = []
     if not task.job.managed:
         return wanted
@@ -53,9 +49,7 @@ def replenish(step: Step, task: TaskState) -> None:
 
 
 def settle_starting(step: Step, task: TaskState) -> None:
-    """STARTING: replace who died on the way, leave out what cannot start, go when all members are
-    up.
-    """
+    """STARTING: replace who died on the way, leave out what cannot start, go when all members are up."""
     members = _members(task)
     wanted: list[tuple[str, Rank, Purpose]] = []
     dropped: set[int] = set()
@@ -85,9 +79,7 @@ def settle_starting(step: Step, task: TaskState) -> None:
 
 def _members(task: TaskState) -> dict[Rank, WorkerState]:
     return {
-        w.rank: w
-        for w in task.workers.values()
-        if w.purpose is Purpose.MEMBER and w.phase is not WorkerPhase.ENDING
+        w.rank: w for w in task.workers.values() if w.purpose is Purpose.MEMBER and w.phase is not WorkerPhase.ENDING
     }
 
 
@@ -149,17 +141,13 @@ def on_join_timeout(step: Step, task: TaskState) -> None:
 
 
 def nothing_to_restore(task: TaskState) -> bool:
-    """Training never silently starts from scratch: iterations were committed and no checkpoint
-    holds them.
-    """
+    """Training never silently starts from scratch: iterations were committed and no checkpoint holds them."""
     return task.job.managed and task.checkpoint is None and task.iteration > 0
 
 
 def restart_all(step: Step, task: TaskState, reason: str) -> None:
     if nothing_to_restore(task):
-        stop_task(
-            step, task, f"{reason}; {task.iteration} iterations and no checkpoint to return to"
-        )
+        stop_task(step, task, f"{reason}; {task.iteration} iterations and no checkpoint to return to")
         return
     step.write(TaskRestarted(task.name, task.restart_count + 1, reason), reason)
     task.move("restarting")
@@ -180,9 +168,7 @@ def settle_restarting(step: Step, task: TaskState) -> None:
 
 def suspend(step: Step, task: TaskState, reason: str) -> None:
     if nothing_to_restore(task):
-        stop_task(
-            step, task, f"{reason}; {task.iteration} iterations and no checkpoint to return to"
-        )
+        stop_task(step, task, f"{reason}; {task.iteration} iterations and no checkpoint to return to")
         return
     step.write(TaskSuspended(task.name, reason), reason)
     task.move("suspended")

@@ -1,8 +1,6 @@
-"""The coordinator's state: nodes, tasks, their workers. Plain values; phases move only through
-transitions.py.
+"""The coordinator's state: nodes, tasks, their workers. Plain values; phases move only through transitions.py.
 
-Fields marked (journal) are rebuilt by replay; the others are told again by the agents' hellos or
-are decided anew.
+Fields marked (journal) are rebuilt by replay; the others are told again by the agents' hellos or are decided anew.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from unicron.coordinator.transitions import (
     next_worker_phase,
 )
 from unicron.messages import CollectiveFailed, ExceptionRaised, Healed, WorkerStalled
-from unicron.types import EpochPlan, Rank
+from unicron.types import EpochPlan, Rank, Stage
 
 
 class Purpose(enum.StrEnum):
@@ -61,6 +59,9 @@ class WorkerState:
     purpose: Purpose  # (journal)
     phase: WorkerPhase = WorkerPhase.STARTED
     iteration: int = -1
+    stage: Stage = Stage.STARTING
+    progress: int = 0  # of its loop, as the last heartbeat said
+    progress_planned: int = 0  # when the present plan went out
     stopped_ms: float | None = None  # seen stopped, not continued
     stop_detect_ms: float | None = None
     exception: ExceptionRaised | None = None  # it said so itself: about to die

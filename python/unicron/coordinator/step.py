@@ -1,13 +1,11 @@
 """One step of the machine: the state, the time, and the actions collected so far.
 
-The only way handlers change the journaled part of the state is `write`, which applies the entry and
-asks for it to
+The only way handlers change the journaled part of the state is `write`, which applies the entry and asks for it to
 be journaled; since actions are carried out in order, what is written comes before what it licenses.
 """
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import msgspec
@@ -34,12 +32,10 @@ from unicron.messages import Reply
 
 
 class Step:
-    def __init__(
-        self, state: State, config: CoordinatorConfig, rng: random.Random, now_ms: float
-    ) -> None:
+    def __init__(self, state: State, config: CoordinatorConfig, seed: int, now_ms: float) -> None:
         self.state = state
         self.config = config
-        self.rng = rng
+        self.seed = seed
         self.now_ms = now_ms
         self.actions: list[Action] = []
         self.touched: dict[str, None] = {}  # tasks whose facts changed: an ordered set

@@ -1,6 +1,4 @@
-"""Symptoms: what members say about themselves and their collectives, and what agents see of stops
-and stalls.
-"""
+"""Symptoms: what members say about themselves and their collectives, and what agents see of stops and stalls."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ def speaker(step: Step, task: TaskState, name: str) -> WorkerState | None:
 
 
 def member_speaks(step: Step, task: TaskState, body: Any) -> WorkerState | None:
-    """The worker of a message that only a holder of the role may send, in the present epoch or an
-    older one.
-    """
+    """The worker of a message that only a holder of the role may send, in the present epoch or an older one."""
     worker = speaker(step, task, body.worker)
     if worker is None:
         return None
@@ -46,9 +42,7 @@ def member_speaks(step: Step, task: TaskState, body: Any) -> WorkerState | None:
         step.refuse("not_holder", f"{body.worker} does not hold rank {body.rank} of {task.name}")
         return None
     if body.epoch > task.epoch:
-        step.refuse(
-            "epoch_unknown", f"{body.worker} speaks of epoch {body.epoch}, now {task.epoch}"
-        )
+        step.refuse("epoch_unknown", f"{body.worker} speaks of epoch {body.epoch}, now {task.epoch}")
         return None
     return worker
 
@@ -99,9 +93,7 @@ def on_exception(step: Step, task: TaskState, message: FromWorker) -> None:
 
 
 def on_state_lost(step: Step, task: TaskState, body: StateLost) -> None:
-    """The survivors found no clean copy of a shard: back to a checkpoint, or stop with the
-    cause.
-    """
+    """The survivors found no clean copy of a shard: back to a checkpoint, or stop with the cause."""
     if member_speaks(step, task, body) is None:
         return
     if body.epoch < task.epoch:
@@ -129,9 +121,7 @@ def on_state_lost(step: Step, task: TaskState, body: StateLost) -> None:
 
 
 def on_stopped(step: Step, task: TaskState, message: WorkerStopped) -> None:
-    """Stopped is seen at once and ended only after its grace; never while a debugger explains
-    it.
-    """
+    """Stopped is seen at once and ended only after its grace; never while a debugger explains it."""
     worker = speaker(step, task, message.worker)
     if worker is None:
         return
@@ -176,9 +166,7 @@ def on_continued(step: Step, task: TaskState, message: WorkerContinued) -> None:
 
 
 def on_stalled(step: Step, task: TaskState, message: WorkerStalled) -> None:
-    """One signal of two. Judged when another member waits, or when the excess has doubled
-    (timer).
-    """
+    """One signal of two. Judged when another member waits, or when the excess has doubled (timer)."""
     worker = speaker(step, task, message.worker)
     if worker is None:
         return

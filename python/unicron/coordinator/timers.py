@@ -1,6 +1,4 @@
-"""Timers: names are `kind/subject`. One that fires after it was moved or cancelled is refused by
-name.
-"""
+"""Timers: names are `kind/subject`. One that fires after it was moved or cancelled is refused by name."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def _on_worker_timer(step: Step, kind: str, task: TaskState, worker: WorkerState
 
 
 def _repeat_end(step: Step, task: TaskState, worker: WorkerState) -> None:
-    """A kill cannot fail while its agent works; after some tries go on without (epochs fence the
-    old one).
-    """
+    """A kill cannot fail while its agent works; after some tries go on without (epochs fence the old one)."""
     worker.end_tries += 1
     if worker.end_tries > step.config.end_tries_max:
         forget_worker(step, task, worker, "ended, and never reported lost")

@@ -1,29 +1,20 @@
-"""The tables: in which phase a node, worker or task is, and what moves it. Everything about phases
-lives here.
+"""The tables: in which phase a node, worker or task is, and what moves it. Everything about phases lives here.
 
-Theory of operation. The coordinator is level-triggered: an event only changes *facts* (which worker
-holds a role,
-which node answers, which report waits for an explanation); after each event `settle` compares the
-facts with the
-aim and takes the next step. So a failure in the middle of a recovery is nothing special: facts
-changed, settle again.
-What keeps this honest are three tables.
+Theory of operation. The coordinator is level-triggered: an event only changes *facts* (which worker holds a role,
+which node answers, which report waits for an explanation); after each event `settle` compares the facts with the
+aim and takes the next step. So a failure in the middle of a recovery is nothing special: facts changed, settle
+again. What keeps this honest are three tables.
 
-* ``*_TRANSITIONS``: (phase, trigger) -> phase. A pair that is not there is a programming error
-  and raises; no
-  handler assigns a phase in another way than through ``next_phase``.
-* ``TASK_POLICY``: may a fact about a task of that phase count? ``TAKE``, or the name of the
-  refusal. The row of a
-  phase names every kind of fact, so a new kind does not slip in undecided.
+* ``*_TRANSITIONS``: (phase, trigger) -> phase. A pair that is not there is a programming error and raises; no
+handler assigns a phase in another way than through ``next_phase``.
+* ``TASK_POLICY``: may a fact about a task of that phase count? ``TAKE``, or the name of the refusal. The row of a
+phase names every kind of fact, so a new kind does not slip in undecided.
 * ``NODE_POLICY``: the same for what a node's connection carries.
 
-A task: STARTING (members being started) -> RUNNING <-> RECOVERING (roles without a live holder, or
-a report
-unexplained: no plan yet) -> HEALING (plan out, accounts awaited) -> RUNNING. SUSPENDED has no
-replica left and waits
-for nodes. FINISHING and STOPPING wait for the last exits, bounded. A replica that comes back is
-prepared beside
-RUNNING and is no phase of its own.
+A task: STARTING (members being started) -> RUNNING <-> RECOVERING (roles without a live holder, or a report
+unexplained: no plan yet) -> HEALING (plan out, accounts awaited) -> RUNNING. SUSPENDED has no replica left and
+waits for nodes. FINISHING and STOPPING wait for the last exits, bounded. A replica that comes back is prepared
+beside RUNNING and is no phase of its own.
 """
 
 from __future__ import annotations
@@ -158,9 +149,7 @@ _over = dict.fromkeys(TASK_FACTS, "task_over")
 _ending = {**_over, "worker_up": TAKE, "worker_gone": TAKE, "finished": TAKE, "saved": TAKE}
 
 TASK_POLICY: dict[TaskPhase, dict[str, str]] = {
-    _T.STARTING: _row(
-        collective_failed="no_epoch_yet", state_lost="no_epoch_yet", healed="no_epoch_yet"
-    ),
+    _T.STARTING: _row(collective_failed="no_epoch_yet", state_lost="no_epoch_yet", healed="no_epoch_yet"),
     _T.RUNNING: _row(),
     _T.RECOVERING: _row(),
     _T.HEALING: _row(),

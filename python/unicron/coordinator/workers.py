@@ -1,9 +1,8 @@
-"""Facts about workers: started, up, lost, exited. Handlers change facts; settle.py draws the
-consequences.
-"""
+"""Facts about workers: started, up, lost, exited. Handlers change facts; settle.py draws the consequences."""
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 from unicron.coordinator.diagnosis import exit_code_of, repeated, signature_of
@@ -45,13 +44,13 @@ def spec_of(task: TaskState) -> TaskSpec:
     )
 
 
-def start_workers(
-    step: Step, task: TaskState, wanted: list[tuple[str, Rank, Purpose]], reason: str
-) -> None:
+def start_workers(step: Step, task: TaskState, wanted: list[tuple[str, Rank, Purpose]], reason: str) -> None:
     """One order a node. Ids grow with every worker of the node, so an id is never used twice."""
     homes = sorted(set(task.placement.values()) or {node for node, _, _ in wanted}, key=node_order)
     first = step.state.nodes.get(homes[0])
-    port = step.config.master_port_first + step.rng.randrange(step.config.master_port_count)
+    # Another port at every start, so that a socket of the last one that lingers is in nobody's way.
+    chance = zlib.crc32(f"{step.seed}/{task.name}/{task.restart_count}".encode())
+    port = step.config.master_port_first + chance % step.config.master_port_count
     for node in sorted({node for node, _, _ in wanted}, key=node_order):
         number = step.state.worker_counts.get(node, 0)
         started = tuple(
@@ -84,9 +83,7 @@ def host_of(endpoint: str) -> str:
 
 
 def end_worker(step: Step, task: TaskState, worker: WorkerState, reason: str) -> None:
-    """Kill with evidence. Its death is reported like any other; the order is repeated until then,
-    bounded.
-    """
+    """Kill with evidence. Its death is reported like any other; the order is repeated until then, bounded."""
     if worker.phase is WorkerPhase.ENDING:
         return
     worker.move("ending")
@@ -108,9 +105,7 @@ def forget_worker(step: Step, task: TaskState, worker: WorkerState, reason: str)
         task.awaiting.discard(rank)
     if worker.purpose is Purpose.UNDERSTUDY and not task.is_over:
         task.understudies_lost += 1
-        step.set_timer(
-            "understudy", task.name, step.config.understudy_delay_ms, "an understudy is missing"
-        )
+        step.set_timer("understudy", task.name, step.config.understudy_delay_ms, "an understudy is missing")
     step.touch(task)
 
 
@@ -140,6 +135,8 @@ def note_status(step: Step, task: TaskState, status: WorkerStatus) -> None:
     if status.stage is Stage.DONE:
         note_finished(step, task, worker)
     worker.iteration = max(worker.iteration, status.iteration)
+    worker.stage = status.stage
+    worker.progress = max(worker.progress, status.progress)
     if is_member(task, worker):
         task.iteration = max(task.iteration, status.iteration)
     if worker.stalled is not None and status.iteration > worker.stalled.iteration:
@@ -155,9 +152,7 @@ def note_finished(step: Step, task: TaskState, worker: WorkerState) -> None:
 
 
 def on_worker_exited(step: Step, task: TaskState, message: WorkerExited) -> None:
-    """Exit code 0. A managed member that never said Finished left early: that is a loss, not an
-    end.
-    """
+    """Exit code 0. A managed member that never said Finished left early: that is a loss, not an end."""
     worker = task.workers.get(message.worker)
     if worker is None:
         step.refuse("unknown_worker", f"{message.worker} exited, not a live worker of {task.name}")
@@ -209,7 +204,7 @@ def _open_for(step: Step, task: TaskState, worker: WorkerState, lost: WorkerLost
     """The incident of this death: the one its exception, stop or stall opened, or a new one."""
     exception = worker.exception
     known: dict[str, Any] = {
-        "cause": worker.end_reason or lost.cause,
+        "cause": worker.end_reason or (exception.type if exception else lost.cause),
         "text": exception.text if exception else lost.text,
         "where": exception.where if exception else lost.where,
         "log": lost.log,
@@ -248,9 +243,7 @@ def incident_of(step: Step, task: TaskState, worker: str) -> Incident | None:
 
 
 def _late_cause(step: Step, task: TaskState, message: WorkerLost) -> None:
-    """The mutex told of the death at once; how it died comes with the exit status, some
-    milliseconds later.
-    """
+    """The mutex told of the death at once; how it died comes with the exit status, some milliseconds later."""
     incident = incident_of(step, task, message.worker)
     if incident is None or not message.cause or incident.cause:
         step.refuse("unknown_worker", f"{message.worker} is not a live worker of {task.name}")

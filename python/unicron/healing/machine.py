@@ -208,8 +208,8 @@ class HealingMachine:
 
     def _enter_reduction(self, why: str) -> do.AnyAction:
         self._set(stage=Stage.REDUCE)
-        if self.pending and all(p.epoch <= self._acting for p in self.pending):
-            return self._meet("mended, sums are whole again")
+        if self.pending and self._inside_done >= self.pending[0].epoch:
+            return self._repair()  # mended for it, as every member of this replica: only the meeting is left
         if self.pending:
             return self._miss_commit("a newer epoch came before the reduction", inside=False)
         return self._to(Phase.REDUCE, do.Reduce(shared=self.shared, reason=why))

@@ -75,9 +75,7 @@ class AgentHost:
                 if self.connection is not None:
                     coordinator = self.world.coordinator
                     node = self.node
-                    self.connection.send(
-                        "up", lambda m: coordinator.hear(node, m), action.message
-                    )
+                    self.connection.send("up", lambda m: coordinator.hear(node, m), action.message)
             case ask.SendWorker():
                 self._to_worker(action)
             case ask.WelcomeWorker():
@@ -92,9 +90,7 @@ class AgentHost:
             case ask.LookAtOwner():
                 owner = self.workers[action.worker]
                 gone = not owner.alive
-                self._later(
-                    0.5, lambda: self.feed(on.OwnerLooked(owner.name, gone))
-                )
+                self._later(0.5, lambda: self.feed(on.OwnerLooked(owner.name, gone)))
             case ask.GrantArena():
                 self._grant(action)
             case ask.DropArena():
@@ -170,9 +166,7 @@ class AgentHost:
         if action.create:
             self.memories[action.arena] = Memory()
         memory = self.memories[action.arena]
-        owners = [
-            w for w in self.workers.values() if w.alive and w.memory is memory and w is not worker
-        ]
+        owners = [w for w in self.workers.values() if w.alive and w.memory is memory and w is not worker]
         if owners:
             self.world.violate(f"{action.arena} granted to {worker.name}, {owners[0].name} lives")
         adopted = not action.create

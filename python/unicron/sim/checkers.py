@@ -71,6 +71,7 @@ class Checkers:
             return
         innocent = (
             "did not advance" in reason
+            or "did not move" in reason
             or "stopped for longer" in reason
             or reason.startswith("raised ")
         )
@@ -98,9 +99,7 @@ class Checkers:
         self.incidents[incident.id] = incident
         if before is None:
             self.world.count(f"incident:{incident.fault}")
-            self.world.log(
-                "incident", f"{incident.id} {incident.fault} rank {incident.rank} {incident.cause}"
-            )
+            self.world.log("incident", f"{incident.id} {incident.fault} rank {incident.rank} {incident.cause}")
         if before is not None and before.outcome is not None and incident.outcome is None:
             self.world.violate(f"incident {incident.id} was closed and is open again")
         if incident.outcome is Outcome.HEALED and incident.decide_ms is None and incident.epoch:
@@ -121,9 +120,7 @@ class Checkers:
                 replayed[name] = {n: v for n, v in replayed[name].items() if n in roles}
         if alive != replayed:
             differing = {k for k in alive if alive[k] != replayed[k]}
-            self.world.violate(
-                f"replay differs: {[(k, alive[k], replayed[k]) for k in sorted(differing)]}"
-            )
+            self.world.violate(f"replay differs: {[(k, alive[k], replayed[k]) for k in sorted(differing)]}")
 
     def replayed(self, machine: CoordinatorMachine, journal: list[bytes]) -> None:
         task = machine.state.tasks.get("task")
@@ -141,14 +138,10 @@ def facts(state: State) -> dict[str, Any]:
         "nodes": {n.name: (n.incarnation, n.slots, n.store) for n in state.nodes.values()},
     }
     for task in state.tasks.values():
-        live = {
-            n: (w.node, w.incarnation, w.rank, w.purpose.value) for n, w in task.workers.items()
-        }
+        live = {n: (w.node, w.incarnation, w.rank, w.purpose.value) for n, w in task.workers.items()}
         found[f"task {task.name}"] = (
             task.epoch, task.plan, task.checkpoint, task.restarts, task.restart_count,
             task.is_restarting, task.outcome, task.cause, dict(task.placement),
         )  # fmt: skip
-        found[f"roles {task.name}"] = {
-            n: v for n, v in live.items() if task.role_of(n) is not None
-        }
+        found[f"roles {task.name}"] = {n: v for n, v in live.items() if task.role_of(n) is not None}
     return found

@@ -1,10 +1,14 @@
-"""The simulated world: one coordinator, a node for each replica, connections, one task; and a log that is its history."""
+"""The simulated world: one coordinator, a node for each replica, connections, one task; and a log that is its
+history.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from unicron.agent.events import CoordinatorConnected, CoordinatorDisconnected
 from unicron.coordinator.events import AgentDisconnected, AgentProbed, TaskSubmitted
@@ -155,7 +159,7 @@ class Cluster:
                 host.connection = None
                 self.scheduler.after(self._rng.uniform(0.2, 5.0), self._learner(host))
 
-    def _learner(self, host: AgentHost):  # type: ignore[no-untyped-def]
+    def _learner(self, host: AgentHost) -> Callable[[], None]:
         def learn() -> None:
             host.feed(CoordinatorDisconnected())
             self._connect_later(host, self._rng.uniform(1.0, 60.0))
@@ -166,9 +170,9 @@ class Cluster:
         if self.is_partitioned(node):
             self.scheduler.after(200.0, lambda: self.coordinator.feed(AgentProbed(node, "unknown")))
             return
-        answer = "alive" if self.hosts[node].alive else "gone"
+        answer: Literal["alive", "gone"] = "alive" if self.hosts[node].alive else "gone"
         delay_ms = self._rng.uniform(0.3, 2.0)
-        self.scheduler.after(delay_ms, lambda: self.coordinator.feed(AgentProbed(node, answer)))  # type: ignore[arg-type]
+        self.scheduler.after(delay_ms, lambda: self.coordinator.feed(AgentProbed(node, answer)))
 
     def store_at(self, endpoint: str) -> Store:
         node = endpoint.removeprefix("tcp://").partition(":")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from unicron.agent.events import CoordinatorMessage
 from unicron.coordinator import actions as ask
 from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
@@ -18,7 +19,7 @@ CONFIG = CoordinatorConfig(
     join_ms_max=20_000.0,
     ready_ms_max=5_000.0,
     joiner_ms_max=5_000.0,
-    heal_ms_max=10_000.0,
+    heal_ms_max=4_000.0,
     understudy_delay_ms=300.0,
     finish_ms_max=5_000.0,
     silence_ms_max=5_000.0,
@@ -106,11 +107,7 @@ class CoordinatorHost:
         host = self.world.hosts.get(action.node)
         self.world.log("coordinator", f"-> {action.node} {_short(action.message)}: {action.reason}")
         if host is not None and host.connection is not None:
-            from unicron.agent.events import CoordinatorMessage
-
-            host.connection.send(
-                "down", lambda m: host.feed(CoordinatorMessage(m)), action.message
-            )
+            host.connection.send("down", lambda m: host.feed(CoordinatorMessage(m)), action.message)
 
     def _set_timer(self, action: ask.SetTimer) -> None:
         old = self.timers.pop(action.name, None)
@@ -128,7 +125,8 @@ def _short(message: Any) -> str:
     name = type(message).__name__
     if name == "PublishEpoch":
         plan = message.plan
-        return f"epoch {plan.epoch} {plan.kind} replicas {list(plan.replicas)} touched {list(plan.touched)}"
+        touched = list(plan.touched)
+        return f"epoch {plan.epoch} {plan.kind} replicas {list(plan.replicas)} touched {touched}"
     if name == "EndWorker":
         return f"EndWorker {message.worker}"
     if name == "StartWorkers":

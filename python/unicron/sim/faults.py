@@ -6,6 +6,7 @@ With some probability a fault falls into the recovery of the one before it: that
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from unicron.sim.worker import SimWorker
@@ -64,7 +65,7 @@ def _lasts_ms(kind: str, rng: random.Random) -> float:
     return rng.uniform(low, high)
 
 
-def _fault(world: Cluster, kind: str, lasts_ms: float, number: int, rng: random.Random):  # type: ignore[no-untyped-def]
+def _fault(world: Cluster, kind: str, lasts_ms: float, number: int, rng: random.Random) -> Callable[[], None]:
     def happen() -> None:
         world.count(f"fault:{kind}")
         members = world.members()
@@ -89,9 +90,7 @@ def _fault(world: Cluster, kind: str, lasts_ms: float, number: int, rng: random.
 
 def _kill_understudy(world: Cluster, rng: random.Random) -> None:
     roles = set(world.members())
-    others = [
-        w for h in world.hosts.values() for w in h.workers.values() if w.alive and w not in roles
-    ]
+    others = [w for h in world.hosts.values() for w in h.workers.values() if w.alive and w not in roles]
     if others:
         worker = rng.choice(others)
         world.log("fault", f"kill understudy {worker.name}")
@@ -99,9 +98,7 @@ def _kill_understudy(world: Cluster, rng: random.Random) -> None:
         worker.die("signaled", 9)
 
 
-def _hurt(
-    world: Cluster, kind: str, lasts_ms: float, number: int, worker: SimWorker, rng: random.Random
-) -> None:
+def _hurt(world: Cluster, kind: str, lasts_ms: float, number: int, worker: SimWorker, rng: random.Random) -> None:
     action = rng.choice(ACTIONS)
     where = f" in {action}" if kind == "kill_in" else f" in {type(worker.action).__name__}"
     world.log("fault", f"{kind} {worker.name} (rank {worker.rank}){where}")

@@ -1,15 +1,17 @@
 """Blocking collectives as gloo has them: who waits in which group, and who can free whom.
 
 A collective completes when all its participants have entered, and not at the same moment for everybody, so some may
-have its result when the group breaks for the others. A member's death closes its sockets: only its *neighbours* get an
-error; everybody else goes on waiting until unicron shuts the sockets of its own end of the group (which also frees the
-neighbours). Nothing else unblocks a waiting rank: no time-out here, because none would be short enough to help.
+have its result when the group breaks for the others. A member's death closes its sockets: only its *neighbours* get
+an error; everybody else goes on waiting until unicron shuts the sockets of its own end of the group (which also
+frees the neighbours). Nothing else unblocks a waiting rank: no time-out here, because none would be short enough to
+help.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from unicron.sim.scheduler import Scheduler
@@ -31,9 +33,7 @@ class Mismatch(AssertionError):
 
 
 class Group:
-    def __init__(
-        self, scheduler: Scheduler, rng: random.Random, name: str, members: dict[Rank, Waiter]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, rng: random.Random, name: str, members: dict[Rank, Waiter]) -> None:
         self.name = name
         self.members = members
         self.is_stale = False  # planted: a kept group is entered again under a newer epoch
@@ -98,9 +98,9 @@ class Group:
 
     def _break_neighbours(self, rank: Rank) -> None:
         place, count = self._order.index(rank), len(self._order)
-        for other in {self._order[place - 1], self._order[(place + 1) % count]} - {rank}:
+        for other in sorted({self._order[place - 1], self._order[(place + 1) % count]} - {rank}):
             delay_ms = self._rng.uniform(0.1, 3.0)
-            self._scheduler.after(delay_ms, lambda other=other: self._break(other))  # type: ignore[misc]
+            self._scheduler.after(delay_ms, partial(self._break, other))
 
     def _break(self, rank: Rank) -> None:
         if rank in self._broken:
@@ -125,9 +125,7 @@ class Store:
         self._values: dict[Any, dict[Rank, Any]] = {}
         self._waiting: dict[Any, dict[Rank, tuple[Waiter, object, tuple[Rank, ...]]]] = {}
 
-    def gather(
-        self, key: Any, waiter: Waiter, value: Any, ranks: tuple[Rank, ...], token: object
-    ) -> None:
+    def gather(self, key: Any, waiter: Waiter, value: Any, ranks: tuple[Rank, ...], token: object) -> None:
         """Publish my value; block until those of all `ranks` are there."""
         if not self.is_alive:
             self._scheduler.after(20.0, lambda: waiter.broke(token, "the store does not answer"))
@@ -141,17 +139,12 @@ class Store:
                 del waiting[rank]
                 results = {r: values[r] for r in wanted}
                 delay_ms = self._rng.uniform(0.2, 2.0)
-                self._scheduler.after(
-                    delay_ms,
-                    lambda o=other, t=other_token, r=results: o.completed(t, r),  # type: ignore[misc]
-                )
+                self._scheduler.after(delay_ms, partial(other.completed, other_token, results))
 
     def end(self) -> None:
         self.is_alive = False
         for waiting in self._waiting.values():
             for waiter, token, _ in waiting.values():
-                self._scheduler.after(
-                    20.0,
-                    lambda w=waiter, t=token: w.broke(t, "the store does not answer"),  # type: ignore[misc]
-                )
+                lost = partial(waiter.broke, token, "the store does not answer")
+                self._scheduler.after(20.0, lost)
         self._waiting.clear()

@@ -1,7 +1,7 @@
 """A worker's arena in the simulator: it outlives the process, and holds what an heir may read.
 
-Gradient sums are modelled exactly: a segment's value is the sorted tuple of the micro-batches added to it, so summing
-is concatenation and a micro-batch counted twice, or not at all, is seen.
+Gradient sums are modelled exactly: a segment's value is the sorted tuple of the micro-batches added to it, so
+summing is concatenation and a micro-batch counted twice, or not at all, is seen.
 """
 
 from __future__ import annotations

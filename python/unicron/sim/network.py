@@ -1,7 +1,8 @@
 """Connections between an agent and the coordinator: ordered and reliable while they last, as ZeroMQ's are.
 
 What is on its way when a connection ends is lost; a message may arrive twice (a resend after a reconnect looks like
-that); both ends learn of the end later and not at the same time. A link may also be unusable for a while (partition).
+that); both ends learn of the end later and not at the same time. A link may also be unusable for a while
+(partition).
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from unicron.sim.scheduler import Scheduler
 class Connection:
     """One life of a connection, two directions, each in order."""
 
-    def __init__(
-        self, scheduler: Scheduler, rng: random.Random, delay_ms: tuple[float, float], twice: float
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, rng: random.Random, delay_ms: tuple[float, float], twice: float) -> None:
         self._scheduler = scheduler
         self._rng = rng
         self._delay_ms = delay_ms

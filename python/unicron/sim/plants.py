@@ -1,11 +1,11 @@
 """Planted mistakes: what the liveness phase must find. Each was a real hang, or would have been one.
 
 * keep-healthy-cross-group (MECHANICS 1.1): a group between replicas that lost nobody is kept: its members wait in
-  it for ranks that wait in the meeting. (In worker.py: what the monitor shuts and what a meeting rebuilds.)
-* tie-after-reduce (MECHANICS 1.2): a collective inside the replica after those between replicas: the last stage of a
-  whole replica waits in it for the first one, which failed between replicas.
+it for ranks that wait in the meeting. (In worker.py: what the monitor shuts and what a meeting rebuilds.)
+* tie-after-reduce (MECHANICS 1.2): a collective inside the replica after those between replicas: the last stage of
+a whole replica waits in it for the first one, which failed between replicas.
 * no-confirm (docs/ARCHITECTURE.md): one rank of a whole replica steps and waits in the next iteration for another,
-  whose commit was interrupted and who sits in the meeting.
+whose commit was interrupted and who sits in the meeting.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ class NoConfirm(HealingMachine):
 
 
 class TieAfterReduce(HealingMachine):
-    def _computed(self) -> do.AnyAction:
+    def _tie(self) -> do.AnyAction:
         self._set(summed=True)
         return self._enter_reduction("sums are whole")
 
-    def _reduced_then_tie(self) -> do.AnyAction:
+    def _reduced(self) -> do.AnyAction:
         self._set(segments_reduced=self.num_segments, stage=Stage.TIE)
         return self._to(Phase.TIE, do.Tie(reason="planted: after the reduction"))
 
-    def _tied_then_commit(self) -> do.AnyAction:
+    def _tied(self) -> do.AnyAction:
+        self._set(stage=Stage.COMMIT)
         return self._to(Phase.COMMIT, do.Commit(reason="planted"))
 
-    _on_done = {
+    _on_done = {  # noqa: RUF012 - as in the machine
         **HealingMachine._on_done,
-        Phase.COMPUTE: _computed,
-        Phase.REDUCE: _reduced_then_tie,
-        Phase.TIE: _tied_then_commit,
-    }  # type: ignore[assignment]
+        Phase.COMPUTE: lambda self: self._tie(),
+        Phase.REDUCE: lambda self: self._reduced(),
+        Phase.TIE: lambda self: self._tied(),
+    }

@@ -1,8 +1,8 @@
 """One seed: draw the options, let faults happen, then stop them and demand progress within a bound (liveness).
 
-The liveness phase is what finds hangs: after the last fault the task must be whole again (all replicas, nothing open)
-and advance by some iterations, or have ended for a cause that the faults explain. A hang that only the statistics
-rescued (everybody waits, nobody computes) counts as a hang: nothing was broken that needed them.
+The liveness phase is what finds hangs: after the last fault the task must be whole again (all replicas, nothing
+open) and advance by some iterations, or have ended for a cause that the faults explain. A hang that only the
+statistics rescued (everybody waits, nobody computes) counts as a hang: nothing was broken that needed them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def run_seed(seed: int, plant: str = "", options: Options | None = None) -> Resu
     outcome, cause = _demand_progress(world)
     if not world.violations and world.coordinator.alive:
         world.checkers.compare_replay(world.coordinator.machine)
-    if world.counts["incident:all wait"] and not world.violations:
+    rescued = world.counts["incident:all wait"] and not world.counts["fault:deadlock"]
+    if rescued and not world.violations:
         world.violate("everybody waited and nobody computed: only the statistics ended a hang")
     layout = options.layout
     return Result(
@@ -111,6 +112,8 @@ def _demand_progress(world: Cluster) -> tuple[str, str]:
     if world.violations:
         return "violated", ""
     if task is not None and task.phase is TaskPhase.DONE:
+        if world.checkers.committed != world.options.iterations - 1:
+            world.violate(f"done after iteration {world.checkers.committed}: {task.cause}")
         return "done", task.cause
     if task is not None and task.phase is TaskPhase.STOPPED:
         return _judge_stop(world, task.cause), task.cause

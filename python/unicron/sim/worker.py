@@ -66,6 +66,9 @@ class SimWorker:
         self.then: Callable[[Any], None] | None = None
         self.in_store = False  # waits in a store: a newer epoch interrupts it
         self.is_waiting_role = False
+        self._own = 0  # segments reduced before the present Reduce
+        self._reduced_before = 0  # ... before the present Compute
+        self._fresh: Sum = ()  # what the present Compute has added up
         self.recomputed: set[tuple[int, int]] = set()
         self.interrupted = -1
         self.progress, self.since_ms, self.is_waiting = 0, 0.0, False
@@ -203,9 +206,7 @@ class SimWorker:
             record = memory.read(self.rank)
         else:
             fresh = plan.kind is PlanKind.START
-            record = Record(
-                self.rank, 0, Stage.STARTING, has_state=fresh, num_segments=NUM_SEGMENTS
-            )
+            record = Record(self.rank, 0, Stage.STARTING, has_state=fresh, num_segments=NUM_SEGMENTS)
         self.machine = machine_for(self.world.options.plant, self.rank, self.layout)
         self.run(on.Joined(plan, record))
 
@@ -276,9 +277,7 @@ class SimWorker:
                 self._advance(Stage.HEAL, waiting=True)
                 assert self.machine is not None
                 epoch = self.machine._newest()
-                self.say(
-                    StateLost(self.name, self.rank, epoch, action.iteration, action.positions)
-                )
+                self.say(StateLost(self.name, self.rank, epoch, action.iteration, action.positions))
             case do.Ready():
                 self._advance(Stage.IDLE)
                 self._begin(action.iteration)
@@ -346,7 +345,7 @@ class SimWorker:
         if not action.extra:
             self.memory.segments = [()] * NUM_SEGMENTS
             self.memory.reduced = 0
-        self._fresh: Sum = ()
+        self._fresh = ()
         self._compute_next(action, 0)
 
     def _compute_next(self, action: do.Compute, index: int) -> None:
@@ -365,9 +364,7 @@ class SimWorker:
             self._compute_next(action, index + 1)
 
         tag = ("forward", action.iteration, micro_batch)
-        self._loop(
-            self.rng.uniform(4.0, 8.0), lambda: self._within(self.inside, tag, None, added)
-        )
+        self._loop(self.rng.uniform(4.0, 8.0), lambda: self._within(self.inside, tag, None, added))
 
     def _computed(self, action: do.Compute) -> None:
         first = self._reduced_before if action.extra else 0
@@ -381,8 +378,9 @@ class SimWorker:
         if number == NUM_SEGMENTS:
             self._done()
             return
-        own = self.memory.reduced if number == 0 else self._own
-        self._own = own
+        if number == 0:
+            self._own = self.memory.reduced
+        own = self._own
         self._advance(Stage.REDUCE, number, waiting=True)
 
         def reduced(results: dict[Rank, Sum]) -> None:
@@ -509,9 +507,7 @@ class SimWorker:
 
         def fetched(results: dict[Rank, int]) -> None:
             if results[fetch.source] != action.iteration:
-                self.world.violate(
-                    f"{self.name} took iteration {results[fetch.source]}, not {action.iteration}"
-                )
+                self.world.violate(f"{self.name} took iteration {results[fetch.source]}, not {action.iteration}")
             if self.rank in fetch.targets:
                 self.memory.end_step(action.iteration)
             self._done()

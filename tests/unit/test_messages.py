@@ -1,0 +1,77 @@
+"""Messages that cannot be taken are refused by name: truncated, another version, too large, of unknown type."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from unicron.coordinator.journal import (
+    JournalUnreadable,
+    TermBegan,
+    decode_entry,
+    encode_entry,
+)
+from unicron.messages import (
+    MESSAGE_BYTES_MAX,
+    PROTOCOL_VERSION,
+    EndWorker,
+    Malformed,
+    MessageRefused,
+    PublishEpoch,
+    Reply,
+    TooLarge,
+    UnknownVersion,
+    decode,
+    encode,
+)
+from unicron.types import EpochPlan, Layout, Member, PlanKind
+
+PLAN = EpochPlan("t", 3, PlanKind.SHRINK, Layout(dp=2), (1,), (Member(1, "n1", "n1.w0", 0),), (0,), (), "tcp://n1:7000")
+
+
+@pytest.mark.parametrize("message", [EndWorker("t", "n0.w0", "evidence"), PublishEpoch(PLAN), Reply(ok=True)])
+def test_round_trip(message: object) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_every_truncation_is_refused() -> None:
+    data = encode(PublishEpoch(PLAN))
+    for length in range(len(data)):
+        with pytest.raises(Malformed):
+            decode(data[:length])
+
+
+def test_other_version() -> None:
+    data = encode(Reply(ok=True))
+    with pytest.raises(UnknownVersion, match=f"version 9, this unicron speaks {PROTOCOL_VERSION}"):
+        decode(b"\x09" + data[1:])
+
+
+def test_too_large_both_ways() -> None:
+    with pytest.raises(TooLarge, match="limit"):
+        encode(Reply(ok=False, error="x" * MESSAGE_BYTES_MAX))
+    with pytest.raises(TooLarge, match="limit"):
+        decode(bytes(MESSAGE_BYTES_MAX + 1))
+
+
+def test_unknown_type_and_unknown_field() -> None:
+    version = bytes((PROTOCOL_VERSION,))
+    with pytest.raises(Malformed):
+        decode(version + msgspec.msgpack.encode({"message": "Takeover", "node": "n0"}))
+    with pytest.raises(Malformed):
+        decode(version + msgspec.msgpack.encode({"message": "StopTask", "task": "t", "reason": "r", "more": 1}))
+    with pytest.raises(Malformed):
+        decode(version + msgspec.msgpack.encode({"message": "StopTask", "task": 7, "reason": "r"}))
+
+
+def test_refusals_have_one_base() -> None:
+    for kind in (TooLarge, UnknownVersion, Malformed):
+        assert issubclass(kind, MessageRefused)
+
+
+def test_journal_entry_round_trip_and_refusals() -> None:
+    data = encode_entry(TermBegan(4))
+    assert decode_entry(data) == TermBegan(4)
+    for broken in (b"", data[:-1], b"\x07" + data[1:], data[:1] + msgspec.msgpack.encode({"entry": "Nothing"})):
+        with pytest.raises(JournalUnreadable):
+            decode_entry(broken)
