@@ -88,7 +88,9 @@ class StoreTable:
 
     def forget_task(self, task: str) -> Replies:
         """The task ended; nothing of it is needed."""
-        return self.announce(task, 1 << 62)
+        replies = self.announce(task, 1 << 62)
+        del self._floor[task]
+        return replies
 
     def expire(self, now_ms: int) -> Replies:
         replies: Replies = []

@@ -59,7 +59,8 @@ class Template:
     for.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lifeline: int = -1) -> None:
+        self._lifeline = lifeline
         self._pid = os.getpid()
         self._path = path
         self._server = listen(path)
@@ -76,6 +77,8 @@ class Template:
         signal.signal(signal.SIGINT, self._stop)
         self._selector.register(self._server, selectors.EVENT_READ, None)
         self._selector.register(self._awake, selectors.EVENT_READ, None)
+        if lifeline >= 0:
+            self._selector.register(lifeline, selectors.EVENT_READ, None)
 
     def _stop(self, *_: Any) -> None:
         self._stopping = True
@@ -88,6 +91,8 @@ class Template:
                 elif key.fileobj is self._awake:
                     with contextlib.suppress(BlockingIOError):
                         self._awake.recv(4096)
+                elif key.fd == self._lifeline:
+                    self._stop()
                 elif key.fd in self._agents:
                     request = self._serve_agent(self._agents[key.fd], events)
                     if request is not None:
@@ -175,6 +180,8 @@ class Template:
         self._selector.close()
         for end in (self._server, self._awake, self._waker):
             end.close()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
 
     def _reap(self) -> None:
         options = os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOHANG
@@ -236,6 +243,8 @@ def import_all(names: Iterable[str]) -> list[str]:
             importlib.import_module(name)
         except Exception as error:
             missing.append(name)
+            if isinstance(error, ModuleNotFoundError) and name.startswith(error.name or " "):
+                continue  # not installed: then no script needs it
             sys.stderr.write(f"unicron template: cannot import {name}: {error}\n")
     return missing
 
@@ -248,7 +257,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m unicron.runtime.template")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--import", dest="imports", default="", help="modules, separated by commas")
-    parser.add_argument("--parent", type=int, default=0, help="end with this process")
+    parser.add_argument("--lifeline", type=int, default=-1, help="end when it is at its end")
     options = parser.parse_args(arguments)
     for name in (
         "OMP_NUM_THREADS",
@@ -258,8 +267,6 @@ def main(arguments: list[str] | None = None) -> None:
     ):
         # pools that start with the import would not survive a fork
         os.environ.setdefault(name, "1")
-    if options.parent:
-        child.die_with_parent(options.parent)
     gc.disable()
     import_all(name for name in options.imports.split(",") if name)
     gc.collect()
@@ -268,7 +275,7 @@ def main(arguments: list[str] | None = None) -> None:
     if num_threads() > 1:
         text = f"{num_threads()} threads after the imports; forks may hang"
         sys.stderr.write(f"unicron template: {text}\n")
-    request = Template(options.socket).serve()
+    request = Template(options.socket, options.lifeline).serve()
     if request is not None:
         child.run_and_report(request.argv)
 
