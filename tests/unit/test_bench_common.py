@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-import common
 import pytest
+
+import common
 
 
 @pytest.fixture
