@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import closed_incident, eventually, plain_job, running
 
+from clusters import closed_incident, eventually, plain_job, running
 from unicron.runtime import processes
 from unicron.runtime.client import CoordinatorRefused
 from unicron.runtime.local_cluster import ClusterProblem, LocalCluster

@@ -255,5 +255,5 @@ def test_workers_die_with_a_killed_template(tmp_path: Path) -> None:
     process.kill()
     process.wait(10)
     assert eventually(lambda: gone(pid))
-    with pytest.raises((framing.PeerClosed, socket.error)):
+    with pytest.raises((framing.PeerClosed, socket.error)), client.socket:
         client.next()

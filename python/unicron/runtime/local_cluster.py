@@ -88,6 +88,7 @@ class LocalCluster:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._incarnations = dict.fromkeys(self.nodes, 0)
         self._address = "127.0.0.1:0"
+        self.journal_pages_max = 0  # of the next coordinator; 0: what the disk has
         self._client: CoordinatorClient | None = None
         self._tended = 0
         self._last_workers: list[LiveWorker] = []
@@ -172,6 +173,7 @@ class LocalCluster:
             listen=self._address,
             keys=str(self.directory / "keys"),
             journal=str(self.directory / "journal.db"),
+            journal_pages_max=self.journal_pages_max,
             machine=self._coordinator_config,
         )
         ready = self.directory / "coordinator.address"
@@ -251,6 +253,10 @@ class LocalCluster:
 
     def agent_pid(self, node: str) -> int:
         return self._daemons[node].pid
+
+    def wait_for_coordinator(self, timeout_s: float) -> int:
+        """Its exit code, when it ends by itself."""
+        return self._daemons["coordinator"].wait(timeout_s)
 
     @property
     def coordinator_pid(self) -> int:
