@@ -28,7 +28,7 @@ KNOWN_PROBLEMS = (
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Coordinator = Annotated[
-    str, typer.Option(help="host:port; default UNICRON_COORDINATOR, else 127.0.0.1:7070.")
+    str, typer.Option(help="host:port; default UNICRON_COORDINATOR, else the local one.")
 ]
 Keys = Annotated[str, typer.Option(help="Key directory; default UNICRON_KEYS, else ./keys.")]
 

@@ -27,7 +27,12 @@ from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.job import Job
 from unicron.runtime import keys, processes
 from unicron.runtime.agent_process import AgentSettings
-from unicron.runtime.client import CoordinatorClient, CoordinatorSilent
+from unicron.runtime.client import (
+    ADDRESS_FILE,
+    LOCAL_PREFIX,
+    CoordinatorClient,
+    CoordinatorSilent,
+)
 from unicron.runtime.coordinator_process import CoordinatorSettings
 
 START_S_MAX = 120.0
@@ -77,7 +82,7 @@ class LocalCluster:
         self._imports = imports
         self._coordinator_config = coordinator or CoordinatorConfig()
         self._agent_bounds = dict(agent_bounds or {})
-        self.directory = Path(tempfile.mkdtemp(prefix="unicron-"))
+        self.directory = Path(tempfile.mkdtemp(prefix=LOCAL_PREFIX))
         self.log_dir = log_dir or self.directory / "logs"
         self._environment = {
             **DEFAULT_ENVIRONMENT,
@@ -176,7 +181,7 @@ class LocalCluster:
             journal_pages_max=self.journal_pages_max,
             machine=self._coordinator_config,
         )
-        ready = self.directory / "coordinator.address"
+        ready = self.directory / ADDRESS_FILE
         ready.unlink(missing_ok=True)
         config = self._write_config("coordinator", settings)
         log = ["--log", str(self.log_dir / "coordinator.log"), "--ready", str(ready)]
