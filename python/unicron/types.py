@@ -115,9 +115,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.coords(rank)[1]
 
     def replica_ranks(self, replica: int) -> tuple[Rank, ...]:
-        return tuple(
-            self.rank_of(t, replica, p) for p in range(self.pp) for t in range(self.tp)
-        )
+        return tuple(self.rank_of(t, replica, p) for p in range(self.pp) for t in range(self.tp))
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,11 +136,13 @@ class EpochPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: Layout
     replicas: tuple[int, ...]  # live replica indices, sorted
     members: tuple[Member, ...]  # sorted by rank; exactly the ranks of the live replicas
-    # Lost, replaced or disconnected since the last epoch that everybody healed: cumulative over an unfinished
-    # recovery, because a worker may see only the newest of several plans.
+    # Lost, replaced or disconnected since the previous epoch; everybody, when that one was not healed by all yet
+    # (a failure during a recovery: members of one replica may have got to different places in it).
     touched: tuple[Rank, ...] = ()
     heirs: tuple[Rank, ...] = ()  # ranks whose worker is new in this epoch
-    store: str = ""  # tcp://host:port of the epoch's rendezvous store (agent of the lowest surviving node)
+    store: str = (
+        ""  # tcp://host:port of the epoch's rendezvous store (agent of the lowest surviving node)
+    )
     store_key: str = ""  # its CURVE public key (Z85)
     restore: str = ""  # RESTORE: checkpoint directory to load, for everybody
     incidents: tuple[str, ...] = ()  # incident ids this plan answers

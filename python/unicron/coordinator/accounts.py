@@ -4,7 +4,7 @@ answers.
 
 from __future__ import annotations
 
-from unicron.coordinator.journal import CheckpointSaved
+from unicron.coordinator.journal import CheckpointSaved, HealingClosed
 from unicron.coordinator.state import TaskState
 from unicron.coordinator.step import Step
 from unicron.coordinator.symptoms import member_speaks, speaker
@@ -64,8 +64,9 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
             **accounts,
         )
     task.move("healed")
+    if not task.awaiting:  # else somebody may be anywhere: the next plan wounds everybody
+        step.write(HealingClosed(task.name, task.epoch), reason)
     task.awaiting = set()
-    task.is_unhealed = False
     task.healed = {}
     task.heal_tries = 0
     delay_ms = step.config.understudy_delay_ms

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.messages import CollectiveFailed, ExceptionRaised, WorkerLost
-from unicron.types import Method, Rank
+from unicron.types import Method, Rank, Stage
 
 
 def signature_of(lost: WorkerLost, exception: ExceptionRaised | None) -> str:
@@ -76,12 +76,20 @@ def stall_root(task: TaskState) -> WorkerState | None:
     waiting = [w for w in stalled if w.stalled and w.stalled.waiting_in_collective]
     for worker in sorted(stalled, key=lambda w: w.rank):
         assert worker.stalled is not None
-        if worker.stalled.waiting_in_collective:
+        if worker.stalled.waiting_in_collective and not _ignores_plan(task, worker, waiting):
             continue
         gross = worker.stalled.stalled_ms >= 2 * worker.stalled.budget_ms
         if any(other is not worker for other in waiting) or gross:
             return worker
     return None
+
+
+def _ignores_plan(task: TaskState, worker: WorkerState, waiting: list[WorkerState]) -> bool:
+    """It says it waits between replicas, but the newest plan shut all sockets there, and others meet already."""
+    between = (Stage.REDUCE, Stage.COMMIT)
+    meet = any(w.stalled and w.stalled.stage is Stage.HEAL for w in waiting)
+    stalled = worker.stalled
+    return bool(meet and stalled and stalled.stage in between and task.is_unhealed)
 
 
 def all_wait(task: TaskState) -> tuple[Rank, ...]:

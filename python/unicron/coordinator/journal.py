@@ -85,6 +85,13 @@ class TaskSuspended(_Entry, frozen=True):
     reason: str
 
 
+class HealingClosed(_Entry, frozen=True):
+    """Every member committed an iteration in this epoch: the recovery is over."""
+
+    task: str
+    epoch: int
+
+
 class CheckpointSaved(_Entry, frozen=True):
     task: str
     iteration: int
@@ -113,6 +120,7 @@ Entry = (
     | EpochDecided
     | TaskRestarted
     | TaskSuspended
+    | HealingClosed
     | CheckpointSaved
     | IncidentRecorded
     | TaskEnded

@@ -26,9 +26,12 @@ class Decision(NamedTuple):
 
 def publish(step: Step, task: TaskState, decision: Decision) -> None:
     if task.is_unhealed and task.plan is not None:
-        # A worker may skip an epoch (its agent was away), so what an unfinished recovery touched
-        # stays touched.
-        decision = decision._replace(touched={*decision.touched, *task.plan.touched})
+        # A failure during a recovery wounds everybody: some members of a whole replica may have met
+        # and compute again while others did not, and only a wounded replica agrees inside itself.
+        # (It also makes a plan that some agent missed harmless: the newest one says it all.)
+        decision = decision._replace(
+            touched={*decision.touched, *decision.members, *task.plan.touched}
+        )
     plan = _plan_of(step, task, decision)
     step.write(EpochDecided(plan), decision.reason)
     for incident in step.state.open_incidents(task.name):

@@ -10,6 +10,7 @@ from unicron.coordinator.journal import (
     CheckpointSaved,
     Entry,
     EpochDecided,
+    HealingClosed,
     IncidentRecorded,
     NodeDeclaredLost,
     NodeJoined,
@@ -133,6 +134,14 @@ def _(entry: TaskSuspended, state: State) -> None:
 
 
 @apply_entry.register
+def _(entry: HealingClosed, state: State) -> None:
+    task = state.tasks[entry.task]
+    task.is_unhealed = False
+    if not state.is_started and task.phase is TaskPhase.HEALING:
+        task.phase, task.awaiting = TaskPhase.RUNNING, set()
+
+
+@apply_entry.register
 def _(entry: CheckpointSaved, state: State) -> None:
     task = state.tasks[entry.task]
     task.checkpoint = (entry.iteration, entry.path)
@@ -150,9 +159,6 @@ def _(entry: IncidentRecorded, state: State) -> None:
     state.incidents[incident.id] = incident
     if task is not None:
         task.iteration = max(task.iteration, incident.iteration)
-        closes = not incident.is_open and incident.epoch == task.epoch
-        if not state.is_started and closes and task.phase is TaskPhase.HEALING:
-            task.phase, task.awaiting, task.is_unhealed = TaskPhase.RUNNING, set(), False
 
 
 @apply_entry.register

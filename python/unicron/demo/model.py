@@ -1,4 +1,5 @@
-"""The demo's model: an ordinary megatron-core GPT, built with its own classes and nothing of unicron.
+"""The demo's model: an ordinary megatron-core GPT, built with its own classes and nothing of
+unicron.
 
 4 layers x 64, 4 heads, 64 tokens, bytes as vocabulary: small enough for two CPU cores, with every
 part that healing has to know: tensor-parallel layers, pipeline stages, embeddings tied between the
@@ -19,7 +20,6 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.transformer_config import TransformerConfig
-
 from unicron.training import megatron_cpu
 from unicron.types import Layout
 
@@ -51,9 +51,7 @@ def build(layout: Layout, iterations: int) -> tuple[Any, Any, Any]:
     ddp = DistributedDataParallelConfig(overlap_grad_reduce=False, use_distributed_optimizer=False)
     model = DistributedDataParallel(config, ddp, model)
     optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD
-        ),
+        OptimizerConfig(optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD),
         [model],
         use_gloo_process_groups=False,
     )

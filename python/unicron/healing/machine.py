@@ -208,8 +208,10 @@ class HealingMachine:
 
     def _enter_reduction(self, why: str) -> do.AnyAction:
         self._set(stage=Stage.REDUCE)
+        if self.pending and all(p.epoch <= self._acting for p in self.pending):
+            return self._meet("mended, sums are whole again")
         if self.pending:
-            return self._repair()
+            return self._miss_commit("a newer epoch came before the reduction", inside=False)
         return self._to(Phase.REDUCE, do.Reduce(shared=self.shared, reason=why))
 
     def _reduced(self) -> do.AnyAction:
@@ -248,11 +250,17 @@ class HealingMachine:
     def _broken(self, event: on.Broken) -> do.AnyAction:
         if event.segments_reduced >= 0:
             self._set(segments_reduced=event.segments_reduced)
-        if self.phase is Phase.COMMIT and self.layout.replica_size > 1:
-            return self._to(
-                Phase.CONFIRM, do.Confirm(result=None, reason=f"commit interrupted: {event.text}")
-            )
+        if self.phase in (Phase.REDUCE, Phase.COMMIT):
+            return self._miss_commit(f"commit interrupted: {event.text}", event.inside)
         return self._repair_or_wait(event.text, event.inside)
+
+    def _miss_commit(self, why: str, inside: bool) -> do.AnyAction:
+        """This pass ends without the commit's result. A whole replica still confirms, exactly once a pass, whether
+        it got as far as the commit, broke in the reduction or did not enter it: a member that did waits there.
+        """
+        if self.layout.replica_size == 1 or self._touched():
+            return self._repair_or_wait(why, inside)
+        return self._to(Phase.CONFIRM, do.Confirm(result=None, reason=why))
 
     def _repair_or_wait(self, text: str, inside: bool) -> do.AnyAction:
         if self._helps(inside):

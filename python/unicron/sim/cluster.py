@@ -97,6 +97,9 @@ class Cluster:
             restart_max=1_000,
         )
         self.coordinator.feed(TaskSubmitted("submit", job))
+        answer = self.answers.get("submit")
+        if answer is None or not answer.ok:  # its nodes have not all said hello
+            self.scheduler.after(20.0, self._submit)
 
     def start_node(self, node: str, incarnation: int) -> None:
         self.log(node, f"agent starts, incarnation {incarnation}")

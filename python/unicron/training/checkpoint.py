@@ -269,11 +269,15 @@ def load(
 ) -> dict[str, Any]:
     """Read a checkpoint into the living tensors, in place (they may lie in an arena).
 
-    Every rank calls it; it uses collectives of the default group, as megatron-core does. Returns
-    {"iteration": int, "extra": dict}."""
+    Makes no collective. Returns {"iteration": int, "extra": dict}."""
     path = resolve(path)
     wanted = state_dict(model, optimizer, is_loading=True)
-    loaded = dist_checkpointing.load(wanted, str(path), validate_access_integrity=False)
+    loaded = dist_checkpointing.load(
+        wanted,
+        str(path),
+        sharded_strategy=parts.LoneReader(),
+        validate_access_integrity=False,
+    )
     bare(model).load_state_dict(loaded["model"], strict=False)
     if optimizer is not None:
         _load_optimizer(optimizer, loaded["optimizer"])

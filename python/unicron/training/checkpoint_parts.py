@@ -6,7 +6,8 @@ processes to write. Here every rank plans for itself (the plans of torch_dist ne
 replicas are left out), writes its data file from a thread, and then a *part*: which pieces of which
 tensors lie where in that file. Rank 0 of the save waits for the parts of all and writes what makes
 it a checkpoint: `common.pt`, `.metadata`, `metadata.json`. Files and formats are megatron-core's
-torch_dist: any megatron-core loads them.
+torch_dist: any megatron-core loads them. Reading makes no collective either: each rank reads the
+pieces it needs.
 
 Parts are MessagePack, not the pickles that torch.distributed.checkpoint would exchange; they are
 gone when the checkpoint is complete."""
@@ -19,12 +20,12 @@ from typing import Any
 
 import msgspec
 import torch
-from megatron.core.dist_checkpointing import mapping
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, is_main_replica
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies import torch as torch_dist
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -37,6 +38,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 
 PART_BYTES_MAX = 256 << 20
@@ -74,9 +76,7 @@ class Snapshot:
         sharded, self.common = save_preprocess(sharded_state_dict, validate_access_integrity=False)
         self.common = _detached(self.common)
         for shard in nested_values(sharded):
-            if isinstance(shard, mapping.ShardedTensor) and mapping.is_main_replica(
-                shard.replica_id
-            ):
+            if isinstance(shard, ShardedTensor) and is_main_replica(shard.replica_id):
                 shard.data = shard.data.detach().clone()
         by_key, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded, True)
         self._state = torch_dist.mcore_to_pyt_state_dict(by_key, False)
@@ -94,6 +94,34 @@ class Snapshot:
         part = Part(rank=self.rank, pieces=_pieces(plan.items, results))
         _write_durably(part_path(folder, self.rank), msgspec.msgpack.encode(part))
         self._state = {}
+
+
+class LoneReader(torch_dist.TorchDistLoadShardedStrategy):
+    """megatron-core's reader, except that a rank plans its reads alone.
+
+    megatron-core gathers all plans at rank 0 of the default group, only to send them back
+    unchanged.
+    A rank that restores in the middle of a recovery must not wait for others here."""
+
+    def load(self, sharded_state_dict: Any, checkpoint_dir: Any, **_options: Any) -> Any:
+        shards = [s for s in nested_values(sharded_state_dict) if isinstance(s, ShardedTensor)]
+        by_key, flat, renamed = torch_dist._replace_state_dict_keys_with_sharded_keys(
+            sharded_state_dict
+        )
+        state = torch_dist.mcore_to_pyt_state_dict(by_key, True)
+        planner = torch_dist.MCoreLoadPlanner(
+            flatten_state_dict=False,
+            flatten_sharded_tensors=False,
+            shapes_validation_sharded_tensors=[s for s in shards if not s.allow_shape_mismatch],
+            allow_shape_mismatch_sharded_tensors={
+                s.key: s for s in shards if s.allow_shape_mismatch
+            },
+        )
+        _load_state_dict(state, FileSystemReader(checkpoint_dir), no_dist=True, planner=planner)
+        values = {key: torch_dist._unwrap_pyt_sharded_tensor(v) for key, v in state.items()}
+        loaded = torch_dist._replace_sharded_keys_with_state_dict_keys(values, flat, renamed)
+        torch_dist._restore_dict_types(loaded, sharded_state_dict)
+        return loaded
 
 
 def _detached(value: Any) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import struct
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ STDLIB_BYTES_MAX = 4_000_000
 STDLIB_BYTES_MIN = 100_000
 ADDRESS_MAX = 1 << 62  # samples over a task's life: sample numbers are int64
 FEISTEL_ROUNDS = 6
+_INDEX_HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype, sequences, documents
 
 
 class AddressedDataset(Protocol):
@@ -337,10 +339,28 @@ def _open_indexed(prefix: str) -> Any:
         raise FileNotFoundError(
             f"no Megatron indexed data set at {prefix}: {missing[0]} is missing"
         )
-    try:
-        return Reader(prefix, mmap=True)
-    except (AssertionError, ValueError, IndexError) as error:  # bad header, version, counts
-        raise CorpusRefused(f"{prefix}.idx cannot be read: {error or 'counts disagree'}") from error
+    _check_index(Path(f"{prefix}.idx"))
+    return Reader(prefix, mmap=True)
+
+
+def _check_index(path: Path) -> None:
+    """The header's own claims against the file's size: megatron's reader asserts, or reads
+    beyond.
+    """
+    head = _first_bytes(path, _INDEX_HEADER.size)
+    if len(head) < _INDEX_HEADER.size:
+        raise CorpusRefused(f"{path} cannot be read: {len(head)} bytes")
+    magic, version, _, sequences, documents = _INDEX_HEADER.unpack(head)
+    if magic != b"MMIDIDX\x00\x00" or version != 1:
+        raise CorpusRefused(f"{path} cannot be read: no Megatron index of version 1")
+    needed = _INDEX_HEADER.size + sequences * (4 + 8) + documents * 8
+    if path.stat().st_size < needed or not sequences:
+        raise CorpusRefused(f"{path} is truncated: {path.stat().st_size} of {needed} bytes")
+
+
+def _first_bytes(path: Path, count: int) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(count)
 
 
 def _contiguous_start(prefix: str, index: Any) -> int:

@@ -1,0 +1,125 @@
+"""unicron demo: train a real GPT on this machine, break it, compare with a run that nothing
+broke.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from unicron.cli.common import Json, Problem, print_json
+
+OPTIMIZERS = ("plain",)
+RECOVERIES = ("in-order",)
+
+
+def main(
+    scenario: Annotated[
+        str, typer.Option(help="A scenario's name, several with commas, or all.")
+    ] = "all",
+    iterations: Annotated[
+        int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)
+    ] = 40,
+    layout: Annotated[str, typer.Option(help="tp,pp,dp")] = "1,1,4",
+    optimizer: Annotated[str, typer.Option(help=" | ".join(OPTIMIZERS))] = "plain",
+    recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",
+    exact: Annotated[bool, typer.Option("--exact", help="Not in this version.")] = False,
+    seed: Annotated[int, typer.Option(help="Of random-kills.")] = 0,
+    report: Annotated[str, typer.Option(help="Folder of runs, logs and picture.")] = "unicron-demo",
+    keep: Annotated[bool, typer.Option("--keep", help="Keep gradients and weights.")] = False,
+    unmanaged: Annotated[
+        bool, typer.Option(help="Also run the script without unicron, for its speed.")
+    ] = True,
+    json: Json = False,
+) -> int:
+    """Train a real megatron-core GPT on a small local cluster, break it, and compare.
+
+    Example: unicron demo --scenario kill-compute --layout 1,2,2
+    """
+    from unicron.demo import report as reporting
+    from unicron.demo import scenarios
+    from unicron.demo.progress import Progress
+    from unicron.demo.runner import Options, Suite, layout_of
+    from unicron.demo.watch import WatchProblem
+    from unicron.runtime.local_cluster import ClusterProblem
+
+    _refuse("optimizer", optimizer, OPTIMIZERS)
+    _refuse("recovery", recovery, RECOVERIES)
+    if exact:
+        raise Problem("--exact is not in this version", 2)
+    names = _names(scenario, scenarios.names(), scenarios.in_all())
+    options = Options(
+        layout_of(*_sizes(layout)),
+        iterations,
+        seed,
+        Path(report),
+        measure_unmanaged=unmanaged,
+        keep=keep,
+    )
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupted)
+    progress = Progress()
+    started = time.monotonic()
+    outcomes = []
+    try:
+        with Suite(options, progress) as suite:
+            for outcome in suite.run(names):
+                outcomes.append(outcome)
+                if json:
+                    print_json(outcome.result)
+    except (WatchProblem, ClusterProblem) as problem:
+        raise Problem(str(problem)) from None
+    if json:
+        reporting.picture(outcomes, options.folder)
+    else:
+        reporting.show(outcomes, options.folder, progress.console)
+    progress.console.print(f"{time.monotonic() - started:.0f} s in all", markup=False)
+    return 0 if all(outcome.result["passed"] for outcome in outcomes) else 1
+
+
+def _interrupted(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _refuse(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise Problem(f"--{option} {value!r}: this version has {', '.join(known)}", 2)
+
+
+def _sizes(layout: str) -> tuple[int, int, int]:
+    words = layout.split(",")
+    if len(words) != 3 or not all(word.strip().isdecimal() for word in words):
+        raise Problem(f"--layout {layout!r}: give tp,pp,dp, as 1,2,2", 2)
+    tp, pp, dp = (int(word) for word in words)
+    why = _why_not(tp, pp, dp)
+    if why:
+        raise Problem(f"--layout {layout}: {why}", 2)
+    return tp, pp, dp
+
+
+def _why_not(tp: int, pp: int, dp: int) -> str:
+    """The demo's model has 4 layers and 4 heads; a fault needs somebody who goes on."""
+    if tp not in (1, 2, 4):
+        return f"tp {tp} does not divide the model's 4 heads"
+    if pp not in (1, 2, 4):
+        return f"pp {pp} does not divide the model's 4 layers"
+    if dp < 2:
+        return "dp must be at least 2: without a second replica nothing can be healed from"
+    return ""
+
+
+def _names(asked: str, known: tuple[str, ...], every: tuple[str, ...]) -> tuple[str, ...]:
+    import difflib
+
+    if asked == "all":
+        return every
+    names: list[Any] = [name.strip() for name in asked.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"did you mean {close[0]}?" if close else f"known: all, {', '.join(known)}"
+            raise Problem(f"no scenario {name!r}: {hint}", 2)
+    return tuple(names)

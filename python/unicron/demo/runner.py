@@ -1,0 +1,332 @@
+"""Runs scenarios of one layout on one living cluster, and judges each against one reference run.
+
+The cluster has dp nodes of tp x pp slots: one replica and one understudy a node. The reference is
+an undisturbed managed run of the same script, made once; beside it a short unmanaged one (plain
+processes, no unicron) for the cost of being managed. A cluster that a scenario left broken is
+replaced by a new one, and the scenario's verdict says so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unicron.demo import compare, results, scenarios
+from unicron.demo.progress import Progress
+from unicron.demo.scenarios import Scenario
+from unicron.demo.watch import Cluster, Seen, Watch, WatchProblem
+from unicron.types import Layout
+
+MICRO_BATCH = 2  # samples
+MICRO_BATCHES_PER_REPLICA = 4
+UNDERSTUDIES = 1  # a node
+IMPORTS = "torch,megatron.core,unicron.training,unicron.demo.model,unicron.demo.record"
+UNMANAGED_ITERATIONS = 20
+UNMANAGED_TIMEOUT_S = 180.0
+ENDED_S = 5.0  # how long the processes of a finished task may take to be gone
+REFERENCE = "reference"
+SCRIPT = ("-m", "unicron.demo.train")
+
+
+def layout_of(tp: int, pp: int, dp: int) -> Layout:
+    return Layout(
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        micro_batch=MICRO_BATCH,
+        num_micro_batches=MICRO_BATCHES_PER_REPLICA * dp,
+    )
+
+
+@dataclass(frozen=True)
+class Options:
+    layout: Layout
+    iterations: int = scenarios.ITERATIONS
+    seed: int = 0
+    folder: Path = Path("unicron-demo")
+    measure_unmanaged: bool = True
+    keep: bool = False  # gradients and weights of the runs
+
+
+@dataclass
+class Outcome:
+    """One scenario: the JSON object, and what the report draws."""
+
+    result: dict[str, Any]
+    run: results.Run
+    reference: results.Run
+    marks: list[tuple[int, str]]
+
+
+class Suite:
+    """``with Suite(options, progress) as suite: for outcome in suite.run(names): ...``"""
+
+    def __init__(self, options: Options, progress: Progress) -> None:
+        self._options, self._progress = options, progress
+        self._cluster: Any = None
+        self._references: dict[int, results.Run] = {}  # by iterations
+        self._measure_unmanaged = options.measure_unmanaged
+        self._unmanaged_ms: float | None = None
+
+    def __enter__(self) -> Suite:
+        self._options.folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_cluster()
+
+    def run(self, names: tuple[str, ...]) -> Iterator[Outcome]:
+        for name in names:
+            scenario = scenarios.make(name, self._options.layout, self._options.seed)
+            yield self.one(scenario)
+
+    def one(self, scenario: Scenario) -> Outcome:
+        if scenario.iterations == scenarios.ITERATIONS:
+            scenario = _with_iterations(scenario, self._options.iterations)
+        reference = self._reference(scenario.iterations)
+        if self._measure_unmanaged:
+            self._measure_unmanaged = False
+            self._unmanaged_ms = self._run_unmanaged()
+        self._progress.begins(scenario.name, scenario.says, scenario.iterations + scenario.extra)
+        run, seen, left, problem = self._carry_out(scenario)
+        setting = compare.Setting(
+            self._options.layout,
+            managed_median_ms=compare.median_ms(reference),
+            unmanaged_median_ms=self._unmanaged_ms,
+        )
+        observed = compare.Observed(
+            tuple(seen.incidents.values()),
+            {**seen.view, "replicas": seen.replicas},
+            self._blamed(),
+            left,
+        )
+        result = compare.compare(run, reference, scenario, setting, observed)
+        if problem:
+            result["passed"] = False
+            result["reasons"].insert(0, problem)
+        self._progress.ends(result)
+        if not result["passed"]:
+            self._end_cluster()  # the next scenario shall not suffer from this one
+        self._forget_arrays(run)
+        return Outcome(result, run, reference, seen.marks)
+
+    # ---------------------------------------------------------------- runs
+
+    def _reference(self, iterations: int) -> results.Run:
+        known = self._references.get(iterations)
+        if known is not None:
+            return known
+        undisturbed = Scenario(
+            f"{REFERENCE}-{iterations}",
+            "undisturbed, managed: what the others are compared with",
+            scenarios.Expect("unaffected"),
+            iterations=iterations,
+        )
+        self._progress.begins(undisturbed.name, undisturbed.says, iterations)
+        run, seen, _, problem = self._carry_out(undisturbed, magnitudes=True)
+        if problem or seen.view.get("phase") != "done" or iterations - 1 not in run.losses:
+            cause = (problem or seen.view.get("cause") or "no cause is known").splitlines()[0]
+            raise WatchProblem(f"the undisturbed run did not finish: {cause}; logs: {self._logs}")
+        self._progress.ends(None)
+        self._references[iterations] = run
+        return run
+
+    def _carry_out(
+        self, scenario: Scenario, magnitudes: bool = False
+    ) -> tuple[results.Run, Seen, dict[str, int], str]:
+        """(records, what was seen, what was left behind, a problem of the run itself)"""
+        folder = self._options.folder / "runs" / scenario.name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        cluster = self._living_cluster()
+        segments = shared_segments(cluster)
+        task = cluster.submit(self._job(scenario, folder, magnitudes))
+        watch = Watch(cluster, task, folder, scenario, self._options.layout, self._progress)
+        problem = ""
+        try:
+            watch.until_over()
+        except WatchProblem as error:
+            problem = str(error)
+            with contextlib.suppress(Exception):
+                cluster.cancel(task)
+        watch.put_right()
+        left = self._left_behind(cluster, watch.seen.pids, segments)
+        return results.load(folder), watch.seen, left, problem
+
+    def _job(self, scenario: Scenario, folder: Path, magnitudes: bool) -> Any:
+        from unicron.coordinator.job import Job
+
+        command = [sys.executable, *SCRIPT, *_arguments(scenario, folder, magnitudes)]
+        every = scenario.checkpoint_every
+        return Job(
+            name=scenario.name,
+            command=tuple(command),
+            layout=self._options.layout,
+            cwd=os.getcwd(),
+            log_dir=str(self._logs),
+            understudies=UNDERSTUDIES,
+            stopped_grace_ms=0,
+            checkpoint_dir=str((folder / "checkpoints").resolve()) if every else "",
+            checkpoint_every=every,
+            restart_max=scenarios.RANDOM_KILLS + 10,
+        )
+
+    def _run_unmanaged(self) -> float | None:
+        """The same script in plain processes: median iteration, in ms."""
+        scenario = Scenario("unmanaged", "", scenarios.Expect("unaffected"))
+        folder = self._options.folder / "runs" / "unmanaged"
+        shutil.rmtree(folder, ignore_errors=True)
+        self._progress.begins(
+            "unmanaged", "the same script without unicron, for its speed", UNMANAGED_ITERATIONS
+        )
+        layout = self._options.layout
+        arguments = _arguments(_with_iterations(scenario, UNMANAGED_ITERATIONS), folder, False)
+        arguments += ["--gradients", "", "--tp", str(layout.tp), "--pp", str(layout.pp)]
+        arguments += ["--micro-batch", str(layout.micro_batch)]
+        arguments += ["--num-micro-batches", str(layout.num_micro_batches)]
+        try:
+            plain_processes([*SCRIPT, *arguments], layout.world_size, self._logs / "unmanaged")
+        except WatchProblem as problem:  # a number is missing then; no scenario needs it
+            self._progress.happened(str(problem))
+        self._progress.ends(None)
+        return compare.median_ms(results.load(folder)) or None
+
+    # ---------------------------------------------------------------- cluster
+
+    @property
+    def _logs(self) -> Path:
+        return (self._options.folder / "logs").resolve()
+
+    def _living_cluster(self) -> Cluster:
+        if self._cluster is None:
+            from unicron.runtime.local_cluster import LocalCluster
+
+            layout = self._options.layout
+            self._progress.happened("starting the cluster")
+            self._cluster = LocalCluster(
+                num_agents=layout.dp,
+                slots=layout.replica_size,
+                understudies=UNDERSTUDIES,
+                imports=IMPORTS,
+                log_dir=self._logs / "cluster",
+            )
+            self._cluster.start()
+        return self._cluster
+
+    def _end_cluster(self) -> None:
+        if self._cluster is not None:
+            cluster, self._cluster = self._cluster, None
+            cluster.stop()
+
+    def _blamed(self) -> tuple[str, ...]:
+        with contextlib.suppress(Exception):
+            return tuple(n["node"] for n in self._cluster.ask("nodes") if n["phase"] == "lost")
+        return ()
+
+    def _left_behind(self, cluster: Cluster, pids: set[int], before: int) -> dict[str, int]:
+        """Of a task that is over: its processes, and memory that somebody still holds open."""
+        left = {"processes": 0, "shared_segments": 0}
+        deadline = time.monotonic() + ENDED_S
+        while time.monotonic() < deadline:
+            left = {
+                "processes": sum(map(is_alive, pids)),
+                "shared_segments": max(0, shared_segments(cluster) - before),
+            }
+            if not any(left.values()):
+                break
+            time.sleep(0.05)
+        return left
+
+    def _forget_arrays(self, run: results.Run) -> None:
+        if not self._options.keep:
+            for path in run.folder.glob("*.npy"):
+                path.unlink()
+
+
+def _with_iterations(scenario: Scenario, iterations: int) -> Scenario:
+    from dataclasses import replace
+
+    return replace(scenario, iterations=iterations)
+
+
+def _arguments(scenario: Scenario, folder: Path, magnitudes: bool) -> list[str]:
+    window = scenarios.GRADIENT_WINDOW if scenario.iterations <= 100 else ()
+    arguments = ["--iterations", str(scenario.iterations), "--extra", str(scenario.extra)]
+    arguments += ["--results", str(folder.resolve())]
+    arguments += ["--gradients", ",".join(map(str, window))]
+    arguments += ["--magnitudes"] if magnitudes else []
+    if scenario.poison:
+        arguments += ["--poison", ",".join(map(str, scenario.poison))]
+    return arguments
+
+
+# -------------------------------------------------------------------- this machine
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"
+
+
+def shared_segments(cluster: Cluster) -> int:
+    """Arenas that the cluster's agents hold, and files in /dev/shm of this user."""
+    held = set()
+    for node in cluster.nodes:
+        with contextlib.suppress(Exception):
+            folder = Path(f"/proc/{cluster.agent_pid(node)}/fd")  # type: ignore[attr-defined]
+            for link in folder.iterdir():
+                with contextlib.suppress(OSError):
+                    if "unicron-arena" in os.readlink(link):
+                        held.add(link.stat().st_ino)
+    with contextlib.suppress(OSError):
+        mine = [p for p in Path("/dev/shm").iterdir() if p.stat().st_uid == os.getuid()]
+        return len(held) + len(mine)
+    return len(held)
+
+
+def plain_processes(words: list[str], world_size: int, logs: Path) -> None:
+    """torchrun's environment contract without torchrun: nothing supervises these."""
+    logs.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [_start(words, rank, world_size, port, logs) for rank in range(world_size)]
+    deadline = time.monotonic() + UNMANAGED_TIMEOUT_S
+    try:
+        for rank, process in enumerate(started):
+            code = process.wait(max(0.1, deadline - time.monotonic()))
+            if code:
+                raise WatchProblem(f"the unmanaged run failed: see {logs / f'{rank}.log'}")
+    except subprocess.TimeoutExpired:
+        raise WatchProblem(f"the unmanaged run did not end in its time: see {logs}") from None
+    finally:
+        for process in started:
+            process.kill()
+
+
+def _start(words: list[str], rank: int, size: int, port: int, logs: Path) -> subprocess.Popen[Any]:
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    with open(logs / f"{rank}.log", "wb") as log:
+        command = [sys.executable, *words]
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)

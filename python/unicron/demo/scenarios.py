@@ -1,0 +1,425 @@
+"""The demo's scenarios: one per row of the fault table, with the outcome each must have.
+
+A scenario is data: faults armed in workers (they happen exactly at an iteration and a point), acts
+on the cluster (they happen when training has reached an iteration), and what must then be true.
+`compare.py` judges; `runner.py` carries out. Ranks are chosen from the layout, so that every
+scenario runs at every layout."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from unicron.types import Layout, Rank
+
+ITERATIONS = 40
+FAULT_ITERATION = 12
+# Iterations whose reduced gradient both runs keep: faults fall into it also when an act comes late.
+GRADIENT_WINDOW = tuple(range(FAULT_ITERATION, FAULT_ITERATION + 8))
+CHECKPOINT_EVERY = 5
+OUTAGE_S = 10.0  # how long the coordinator is away
+RANDOM_KILLS = 30
+RANDOM_ITERATIONS = 300
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Armed in the pulse page of the worker that holds `rank`; iteration -1: the next time."""
+
+    rank: Rank
+    fault: str
+    iteration: int
+    point: str
+    micro_batch: int = -1
+
+
+@dataclass(frozen=True)
+class Act:
+    """Done to the cluster when iteration `after` is committed, then after a further `delay_s`."""
+
+    do: str  # kill_agent | kill_agent_alone | start_agent | kill_coordinator | start_coordinator
+    after: int
+    node: int = -1
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Expect:
+    """What must be true of the run. Counts of micro-batches are in shares of one replica."""
+
+    outcome: str  # healed | resized | unaffected | stopped
+    severities: tuple[str, ...] = ("SEV2",)  # of its incidents
+    incidents_min: int = 1
+    incidents_max: int = 1
+    methods: tuple[str, ...] = ()  # () any
+    recomputed_replicas: float = 1.0  # at most this many replicas' micro-batches begin again
+    iterations_lost_max: int = 0
+    iterations_lost_min: int = 0
+    replaced: int | None = 1  # workers that were replaced; None: not looked at
+    state_sources: tuple[str, ...] = ()
+    text: str = ""  # what an incident's text or cause must contain
+    is_grown: bool = False  # dp is whole again at the end
+    groups_kept: bool = True  # > 0 where replicas have several ranks
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    says: str  # one line for people: what is done
+    expect: Expect
+    faults: tuple[Fault, ...] = ()
+    acts: tuple[Act, ...] = ()
+    iterations: int = ITERATIONS  # compared after so many
+    extra: int = 0  # goes on for so many, for what takes time
+    checkpoint_every: int = 0
+    poison: tuple[int, ...] = ()  # (rank, iteration, micro-batch) at which the script itself fails
+    spread: bool = False  # faults are armed one after the other, each when the one before is healed
+    tags: frozenset[str] = field(default=frozenset())
+
+
+Maker = Callable[[Layout, int], Scenario]
+MAKERS: dict[str, Maker] = {}
+
+
+def scenario(maker: Maker) -> Maker:
+    MAKERS[maker.__name__.strip("_").replace("_", "-")] = maker
+    return maker
+
+
+def names() -> tuple[str, ...]:
+    return tuple(MAKERS)
+
+
+def in_all() -> tuple[str, ...]:
+    """What `--scenario all` runs: one per row of the table. random-kills is asked for by name."""
+    return tuple(name for name in MAKERS if name != "random-kills")
+
+
+def make(name: str, layout: Layout, seed: int = 0) -> Scenario:
+    return MAKERS[name](layout, seed)
+
+
+# -------------------------------------------------------------------- places
+
+
+def victim(layout: Layout, replica: int = -1) -> Rank:
+    """The last rank of a replica (the last replica): loss and tied embedding are there under pp."""
+    return layout.replica_ranks(replica % layout.dp)[-1]
+
+
+def share(layout: Layout) -> int:
+    return layout.num_micro_batches // layout.dp
+
+
+def middle(layout: Layout, replica: int = -1) -> int:
+    """A micro-batch of that replica, when half of its share is summed."""
+    return (replica % layout.dp) * share(layout) + share(layout) // 2
+
+
+def at_compute(layout: Layout, fault: str) -> tuple[Fault, ...]:
+    return (Fault(victim(layout), fault, FAULT_ITERATION, "compute", middle(layout)),)
+
+
+def at_point(layout: Layout, fault: str, point: str, replica: int = -1) -> tuple[Fault, ...]:
+    return (Fault(victim(layout, replica), fault, FAULT_ITERATION, point),)
+
+
+# -------------------------------------------------------------------- a worker dies
+
+
+@scenario
+def kill_compute(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "kill-compute",
+        "SIGKILL to a worker with half of its micro-batches summed",
+        Expect("healed", methods=("process",)),
+        at_compute(layout, "kill"),
+    )
+
+
+@scenario
+def kill_pipeline(layout: Layout, _seed: int) -> Scenario:
+    rank = layout.replica_ranks(layout.dp - 1)[0]  # the first stage: the others wait for its send
+    return Scenario(
+        "kill-pipeline",
+        "SIGKILL between a forward and what follows it: the send to the next stage, or backward",
+        Expect("healed", methods=("process",)),
+        (Fault(rank, "kill", FAULT_ITERATION, "pipeline", middle(layout)),),
+    )
+
+
+@scenario
+def kill_reduce(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "kill-reduce",
+        "SIGKILL in the gradient reduction between replicas: nothing is computed again",
+        Expect("healed", recomputed_replicas=0, methods=("process",), state_sources=("own_arena",)),
+        at_point(layout, "kill", "reduce"),
+    )
+
+
+@scenario
+def kill_commit(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "kill-commit",
+        "SIGKILL on entering the commit, in replica 0",
+        Expect("healed", recomputed_replicas=0, methods=("process",)),
+        at_point(layout, "kill", "commit", replica=0),
+    )
+
+
+@scenario
+def kill_step(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "kill-step",
+        "SIGKILL with half of the parameters written: the torn state is not used",
+        Expect("healed", recomputed_replicas=0, methods=("process",), state_sources=("replica",)),
+        at_point(layout, "kill", "step"),
+    )
+
+
+@scenario
+def segv(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "segv",
+        "a worker crashes: SIGSEGV",
+        Expect("healed", methods=("process",), text="signal 11"),
+        at_compute(layout, "segv"),
+    )
+
+
+@scenario
+def abort(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "abort",
+        "a worker aborts, in the reduction",
+        Expect("healed", recomputed_replicas=0, methods=("process",), text="signal 6"),
+        at_point(layout, "abort", "reduce"),
+    )
+
+
+@scenario
+def exit(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "exit",
+        "a worker leaves by os._exit(3) without a word",
+        Expect("healed", methods=("process",), text="exit code 3"),
+        at_compute(layout, "exit"),
+    )
+
+
+# -------------------------------------------------------------------- a worker says or shows it
+
+
+@scenario
+def exception(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "exception",
+        "an exception in the training loop",
+        Expect("healed", methods=("exception",), text="InjectedFault"),
+        at_compute(layout, "exception"),
+    )
+
+
+@scenario
+def out_of_memory(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "out-of-memory",
+        "MemoryError in the training loop",
+        Expect("healed", methods=("exception",), text="MemoryError"),
+        at_compute(layout, "oom"),
+    )
+
+
+@scenario
+def stop(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "stop",
+        "SIGSTOP: seen at once, ended after its grace period (0 here), replaced",
+        Expect("healed"),
+        at_compute(layout, "stop"),
+    )
+
+
+@scenario
+def deadlock(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "deadlock",
+        "the training loop waits for a lock for ever; the process is alive",
+        Expect("healed", methods=("statistics",)),
+        at_compute(layout, "deadlock"),
+    )
+
+
+@scenario
+def gil(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "gil",
+        "native code holds the interpreter's lock for ever: no Python of that process runs",
+        Expect("healed", methods=("statistics",)),
+        at_compute(layout, "gil"),
+    )
+
+
+@scenario
+def reset(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "reset",
+        "connections reset with both ends alive: groups are rebuilt, nobody restarts",
+        # Every group of that rank breaks, so its replica may have to compute again.
+        Expect("healed", severities=("SEV3",), replaced=0, methods=("connection",)),
+        at_point(layout, "reset", "reduce"),
+    )
+
+
+# -------------------------------------------------------------------- a node, an agent, the
+# coordinator
+
+
+@scenario
+def node_lost(layout: Layout, _seed: int) -> Scenario:
+    node = layout.dp - 1
+    return Scenario(
+        "node-lost",
+        "an agent and all its workers die; later the node comes back and dp grows",
+        Expect(
+            "resized",
+            severities=("SEV1",),
+            recomputed_replicas=1.0,
+            replaced=None,
+            is_grown=True,
+            incidents_max=layout.replica_size + 1,
+        ),
+        acts=(
+            Act("kill_agent", FAULT_ITERATION, node),
+            Act("start_agent", FAULT_ITERATION + 8, node),
+        ),
+        extra=60,
+    )
+
+
+@scenario
+def agent_alone(layout: Layout, _seed: int) -> Scenario:
+    node = layout.dp - 1
+    return Scenario(
+        "agent-alone",
+        "an agent dies alone: its workers end at once, no orphan trains on",
+        Expect(
+            "resized",
+            severities=("SEV1",),
+            replaced=None,
+            is_grown=True,
+            incidents_max=layout.replica_size + 1,
+        ),
+        acts=(
+            Act("kill_agent_alone", FAULT_ITERATION, node),
+            Act("start_agent", FAULT_ITERATION + 8, node),
+        ),
+        extra=60,
+    )
+
+
+@scenario
+def coordinator(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "coordinator",
+        f"the coordinator dies and comes back after {OUTAGE_S:.0f} s: training does not notice",
+        Expect(
+            "unaffected",
+            severities=("INFO",),
+            incidents_min=0,
+            incidents_max=1,
+            recomputed_replicas=0,
+            replaced=0,
+        ),
+        acts=(
+            Act("kill_coordinator", FAULT_ITERATION),
+            Act("start_coordinator", FAULT_ITERATION, delay_s=OUTAGE_S),
+        ),
+        extra=60,
+    )
+
+
+# -------------------------------------------------------------------- the two ends of healing
+
+
+@scenario
+def fatal(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "fatal",
+        "the script fails at the same sample in a second incarnation: the task stops, and says why",
+        Expect(
+            "stopped",
+            severities=("SEV2", "FATAL"),
+            incidents_min=1,
+            incidents_max=3,
+            replaced=None,
+            recomputed_replicas=2.0,
+            text="poisoned sample",
+        ),
+        poison=(victim(layout), FAULT_ITERATION, middle(layout)),
+    )
+
+
+@scenario
+def checkpoint(layout: Layout, _seed: int) -> Scenario:
+    """Every holder of one position dies with half of its parameters written: no clean copy is
+    left.
+    """
+    position = victim(layout) - layout.rank_of(0, layout.dp - 1, 0)
+    holders = [r for r in range(layout.world_size) if _position(layout, r) == position]
+    lost = FAULT_ITERATION % CHECKPOINT_EVERY
+    return Scenario(
+        "checkpoint",
+        "every holder of a state dies in its step: back to the last checkpoint",
+        Expect(
+            "healed",
+            severities=("SEV2", "SEV1"),
+            incidents_max=2 * len(holders) + 1,
+            iterations_lost_min=lost,
+            iterations_lost_max=lost + 1,
+            recomputed_replicas=float(layout.dp * (lost + 1)),
+            replaced=len(holders),
+            state_sources=("checkpoint",),
+            groups_kept=False,
+        ),
+        tuple(Fault(rank, "kill", FAULT_ITERATION, "step") for rank in holders),
+        checkpoint_every=CHECKPOINT_EVERY,
+    )
+
+
+def _position(layout: Layout, rank: Rank) -> int:
+    tp, _, pp = layout.coords(rank)
+    return layout.rank_of(tp, 0, pp)
+
+
+@scenario
+def random_kills(layout: Layout, seed: int) -> Scenario:
+    stream = random.Random(seed)
+    points = ("compute", "pipeline", "reduce", "commit", "step", "idle")
+    gap = (RANDOM_ITERATIONS - 20) // RANDOM_KILLS
+    kills = tuple(
+        Fault(
+            stream.randrange(layout.world_size),
+            "kill",
+            8 + number * gap + stream.randrange(gap),
+            stream.choice(points),
+        )
+        for number in range(RANDOM_KILLS)
+    )
+    return Scenario(
+        "random-kills",
+        f"{RANDOM_KILLS} seeded kills at random ranks and points in {RANDOM_ITERATIONS} iterations",
+        Expect(
+            "healed",
+            incidents_min=RANDOM_KILLS,
+            incidents_max=RANDOM_KILLS,
+            recomputed_replicas=float(RANDOM_KILLS),
+            replaced=None,
+            groups_kept=False,  # an idle worker's death may need no group
+        ),
+        kills,
+        iterations=RANDOM_ITERATIONS,
+        spread=True,
+    )

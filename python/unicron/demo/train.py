@@ -1,0 +1,99 @@
+"""The demo's training script: a GPT on bytes of real text, written as any user would write it.
+
+Everything unicron is in four lines: join, manage, iterations, train_step. What else is here records
+the run (demo/record.py), or is a fault of the script itself (--poison: a sample that no incarnation
+can digest). Without unicron around it (torchrun, or plain python) the same script trains unmanaged.
+
+Example: unicron run --agents 4 -m unicron.demo.train --iterations 40 --results /tmp/run"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import unicron
+from unicron.training.data import ByteCorpus, ByteDataset
+
+CORPUS_BYTES = 2_000_000
+DATA_SEED = 1234
+
+
+def main() -> None:
+    options = parse()
+    with unicron.join(
+        tp=options.tp,
+        pp=options.pp,
+        micro_batch=options.micro_batch,
+        num_micro_batches=options.num_micro_batches,
+    ) as session:
+        from unicron.demo import model as demo
+        from unicron.demo.record import Counted, Recorder
+
+        layout = session.layout
+        dataset = Counted(
+            ByteDataset(
+                ByteCorpus.from_stdlib(CORPUS_BYTES),
+                demo.SEQ_LENGTH,
+                layout.micro_batch,
+                layout.num_micro_batches,
+                DATA_SEED,
+            )
+        )
+        model, optimizer, scheduler = demo.build(layout, options.iterations)
+        recorder = Recorder(
+            options.results, session.rank, options.gradients, magnitudes=options.magnitudes
+        )
+        recorder.watch(model)
+        session.on_reduced(recorder.reduced)
+        session.manage(model, optimizer, scheduler)
+        recorder.process_began(managed=session.managed)
+        step = functools.partial(forward_step, recorder, options.poison, session.rank)
+        for iteration in session.iterations(options.iterations + options.extra):
+            start_ns = time.monotonic_ns()
+            recorder.iteration_begins(iteration)
+            metrics = session.train_step(iteration, step, dataset)
+            recorder.committed(iteration, metrics.loss, start_ns)
+            session.save_if_due(iteration)
+            if iteration == options.iterations - 1:
+                recorder.state(iteration, model, optimizer)
+
+
+def forward_step(
+    recorder: Any, poison: tuple[int, ...], rank: int, data_iterator: Iterator[Any], model: Any
+) -> tuple[Any, Any]:
+    """Megatron's contract, with the count of what is begun."""
+    from unicron.demo import model as demo
+
+    batch = next(data_iterator)
+    recorder.forward_begins(*batch["address"])
+    if (rank, *batch["address"]) == poison:
+        raise ValueError(f"poisoned sample in micro-batch {batch['address']}: token 256 of 256")
+    return demo.forward_step(iter([batch]), model)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--iterations", type=int, default=40, help="compared after this many")
+    parser.add_argument("--extra", type=int, default=0, help="go on for this many")
+    parser.add_argument("--results", type=Path, required=True, help="folder of this run")
+    parser.add_argument("--gradients", type=numbers, default=(), help="iterations, e.g. 10,11,12")
+    parser.add_argument("--magnitudes", action="store_true", help="also sum of |g_m| (reference)")
+    parser.add_argument("--poison", type=numbers, default=(), help="rank,iteration,micro-batch")
+    unmanaged = parser.add_argument_group("without unicron (under it the task says them)")
+    unmanaged.add_argument("--tp", type=int, default=1)
+    unmanaged.add_argument("--pp", type=int, default=1)
+    unmanaged.add_argument("--micro-batch", type=int, default=2)
+    unmanaged.add_argument("--num-micro-batches", type=int, default=0)
+    return parser.parse_args()
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(",") if word)
+
+
+if __name__ == "__main__":
+    main()

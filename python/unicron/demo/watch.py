@@ -1,0 +1,207 @@
+"""Follows one task on a living cluster, and does to it what its scenario says.
+
+Progress is read from the files the workers write (no load on the coordinator, exact to the
+iteration); the coordinator is asked five times a second for incidents and the task's state, and may
+be away. Faults are armed as soon as all roles are held, long before their iteration; acts on the
+cluster follow the iterations that are seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from unicron.demo.results import Tail
+from unicron.demo.scenarios import Act, Fault, Scenario
+from unicron.types import Layout
+
+LOOK_S = 0.03  # at the workers' files
+ASK_S = 0.2  # the coordinator
+TIMEOUT_S = 120.0
+TIMEOUT_PER_ITERATION_S = 2.0
+SPREAD_AHEAD = 2  # iterations; a spread fault is armed when training is this close
+OVER = ("done", "stopped")
+
+
+class Cluster(Protocol):
+    """What is used of runtime.local_cluster.LocalCluster."""
+
+    nodes: tuple[str, ...]
+
+    def ask(self, verb: str, *, timeout_ms: int = ..., **arguments: Any) -> Any: ...
+    def submit(self, job: Any) -> str: ...
+    def cancel(self, task: str) -> None: ...
+    def task(self, task: str) -> dict[str, Any]: ...
+    def incidents(self, task: str = ..., after: int = ...) -> list[dict[str, Any]]: ...
+    def arm_fault(
+        self, task: str, rank: int, fault: str, point: str, iteration: int, micro_batch: int
+    ) -> None: ...
+    def kill_agent(self, node: str) -> None: ...
+    def kill_agent_alone(self, node: str) -> None: ...
+    def start_agent(self, node: str) -> None: ...
+    def kill_coordinator(self) -> None: ...
+    def start_coordinator(self) -> None: ...
+
+
+class Listener(Protocol):
+    """Who wants to see it: progress.py."""
+
+    def moved(self, iteration: int, loss: float) -> None: ...
+    def workers(self, members: int, waiting: int) -> None: ...
+    def happened(self, text: str) -> None: ...
+    def incident(self, incident: dict[str, Any]) -> None: ...
+
+
+class WatchProblem(Exception):
+    """The task did not end in its time."""
+
+
+@dataclass
+class Seen:
+    """What a watch has gathered."""
+
+    view: dict[str, Any] = field(default_factory=dict)  # of the task, newest
+    incidents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pids: set[int] = field(default_factory=set)
+    replicas: tuple[int, ...] = ()  # newest plan that had any
+    iteration: int = -1
+    loss: float = 0.0
+    marks: list[tuple[int, str]] = field(default_factory=list)  # (iteration, what), for the picture
+
+
+class Watch:
+    """One task from submit to its end."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        task: str,
+        folder: Path,
+        scenario: Scenario,
+        layout: Layout,
+        listener: Listener,
+    ) -> None:
+        self._cluster, self._task, self._scenario = cluster, task, scenario
+        self._listener, self._layout = listener, layout
+        self._tails = [Tail(folder / f"rank_{rank}.jsonl") for rank in range(layout.world_size)]
+        self._faults: list[Fault] = list(scenario.faults)
+        self._acts: list[Act] = list(scenario.acts)
+        self._act_due: float | None = None
+        self._next_ask = 0.0
+        self._running = False
+        self.seen = Seen()
+
+    def until_over(self) -> Seen:
+        planned = self._scenario.iterations + self._scenario.extra
+        deadline = time.monotonic() + TIMEOUT_S + planned * TIMEOUT_PER_ITERATION_S
+        while self.seen.view.get("phase") not in OVER:
+            if time.monotonic() > deadline:
+                raise WatchProblem(
+                    f"{self._task} did not end in its time: iteration {self.seen.iteration}, "
+                    f"phase {self.seen.view.get('phase', 'unknown')}"
+                )
+            self._look()
+            self._maybe_act()
+            if time.monotonic() >= self._next_ask:
+                self._next_ask = time.monotonic() + ASK_S
+                self._ask()
+            time.sleep(LOOK_S)
+        self._look()
+        self._ask()
+        return self.seen
+
+    # ---------------------------------------------------------------- eyes
+
+    def _look(self) -> None:
+        before = self.seen.iteration
+        for tail in self._tails:
+            for line in tail.read():
+                self.seen.pids.add(line["pid"])
+                if line["event"] == "iteration" and line["iteration"] > self.seen.iteration:
+                    self.seen.iteration, self.seen.loss = line["iteration"], line["loss"]
+        if self.seen.iteration > before:
+            self._listener.moved(self.seen.iteration, self.seen.loss)
+
+    def _ask(self) -> None:
+        """One round of questions; a coordinator that is away is no failure."""
+        try:
+            view = self._cluster.task(self._task)
+            incidents = self._cluster.incidents(self._task)
+        except Exception as error:
+            if type(error).__name__ != "CoordinatorSilent":
+                raise
+            return
+        self.seen.view = view
+        workers = view["workers"]
+        self.seen.pids.update(w["pid"] for w in workers if w["pid"])
+        self.seen.replicas = tuple(view["replicas"]) or self.seen.replicas
+        members = sum(w["is_member"] for w in workers)
+        self._listener.workers(members, len(workers) - members)
+        self._running = view["phase"] == "running" and members == self._layout.world_size
+        for incident in incidents:
+            self._incident(incident)
+        self._maybe_arm()
+
+    def _incident(self, incident: dict[str, Any]) -> None:
+        known = self.seen.incidents.get(incident["id"])
+        self.seen.incidents[incident["id"]] = incident
+        if known is None:
+            self.seen.marks.append((max(0, self.seen.iteration + 1), incident["fault"]))
+        if known is None or known["outcome"] != incident["outcome"]:
+            self._listener.incident(incident)
+
+    # ---------------------------------------------------------------- hands
+
+    def _maybe_arm(self) -> None:
+        if not self._running:
+            return
+        while self._faults:
+            fault = self._faults[0]
+            if self._scenario.spread and self.seen.iteration < fault.iteration - SPREAD_AHEAD:
+                return
+            late = fault.iteration <= self.seen.iteration + 1
+            iteration = -1 if self._scenario.spread and late else fault.iteration
+            try:
+                self._cluster.arm_fault(
+                    self._task, fault.rank, fault.fault, fault.point, iteration, fault.micro_batch
+                )
+            except Exception as error:
+                if type(error).__name__ not in ("CoordinatorSilent", "CoordinatorRefused"):
+                    raise
+                return  # the role is between two holders: the next look tries again
+            self._faults.pop(0)
+            if self._scenario.spread:
+                return
+
+    def _maybe_act(self) -> None:
+        if not self._acts or self.seen.iteration < self._acts[0].after:
+            return
+        act = self._acts[0]
+        if self._act_due is None:
+            self._act_due = time.monotonic() + act.delay_s
+        if time.monotonic() < self._act_due:
+            return
+        self._acts.pop(0)
+        self._act_due = None
+        doing: Callable[..., None] = getattr(self._cluster, act.do)
+        words = act.do.replace("_", " ")
+        if act.node >= 0:
+            node = self._cluster.nodes[act.node]
+            self._listener.happened(f"{words} of {node}")
+            doing(node)
+        else:
+            self._listener.happened(words)
+            doing()
+        if act.do.startswith("kill"):
+            self.seen.marks.append((self.seen.iteration + 1, words))
+
+    def put_right(self) -> None:
+        """Acts that were not reached (the task ended first): the cluster must be whole again."""
+        for act in self._acts:
+            if act.do == "start_coordinator":
+                self._cluster.start_coordinator()
+            elif act.do == "start_agent":
+                self._cluster.start_agent(self._cluster.nodes[act.node])
+        self._acts.clear()
