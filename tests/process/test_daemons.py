@@ -35,9 +35,7 @@ from unicron.runtime.zap import call_curve
 pytestmark = pytest.mark.timeout(60)
 
 
-def daemon(
-    module: str, settings: msgspec.Struct, directory: Path
-) -> subprocess.CompletedProcess[str]:
+def daemon(module: str, settings: msgspec.Struct, directory: Path) -> subprocess.CompletedProcess[str]:
     """Run one that is expected to end by itself."""
     config = directory / f"{module}.json"
     config.write_bytes(msgspec.json.encode(settings))
@@ -55,9 +53,7 @@ def raw_socket(cluster: LocalCluster, role: str) -> zmq.Socket[bytes]:
     return dealer
 
 
-def test_messages_that_are_none_do_not_hurt_the_coordinator(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_messages_that_are_none_do_not_hurt_the_coordinator(cluster: LocalCluster, tmp_path: Path) -> None:
     task = cluster.submit(plain_job("t", tmp_path, iterations=2000))
     running(cluster, task)
     good = encode(Request("ps"))
@@ -180,9 +176,7 @@ def test_missing_or_open_keys_are_named(tmp_path: Path) -> None:
     assert ended.returncode == 1 and "chmod 600" in ended.stderr
 
 
-def test_a_full_disk_stops_the_deciding_and_nothing_else(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_a_full_disk_stops_the_deciding_and_nothing_else(cluster: LocalCluster, tmp_path: Path) -> None:
     task = cluster.submit(plain_job("t", tmp_path, iterations=4000))
     running(cluster, task)
     pids = {w.pid for w in cluster.workers(task)}

@@ -59,9 +59,7 @@ def test_an_unchanged_torchrun_script(place: Path) -> None:
         "names = 'RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR'.split()\n"
         "print(*(os.environ[n] for n in names), sys.argv[1:], 'zmq' in sys.modules)\n",
     )
-    ended = run(
-        place, "run", "--standalone", "--nnodes=2", "--nproc_per_node", "1", path, "--lr", "3"
-    )
+    ended = run(place, "run", "--standalone", "--nnodes=2", "--nproc_per_node", "1", path, "--lr", "3")
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == [
         "[0] 0 0 2 1 0 127.0.0.1 ['--lr', '3'] False",
@@ -176,9 +174,7 @@ def test_nothing_is_left_behind_when_it_is_ended(place: Path, number: signal.Sig
         (["coordinator", "cluster.yaml"], 1, "unknown field lisen; did you mean listen?"),
     ],
 )
-def test_wrong_use_is_one_line_that_says_what_to_do(
-    place: Path, words: list[str], code: int, text: str
-) -> None:
+def test_wrong_use_is_one_line_that_says_what_to_do(place: Path, words: list[str], code: int, text: str) -> None:
     script(place, "pass")
     (place / "job.yaml").write_text("name: a\ncommand: [python, x.py]\nwieght: 2\n")
     (place / "cluster.yaml").write_text("lisen: 127.0.0.1:1\n")

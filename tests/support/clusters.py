@@ -29,9 +29,7 @@ def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
         time.sleep(0.02)
 
 
-def plain_job(
-    name: str, logs: Path, iterations: int = 400, step_ms: float = 10, **more: Any
-) -> Job:
+def plain_job(name: str, logs: Path, iterations: int = 400, step_ms: float = 10, **more: Any) -> Job:
     return Job(
         name=name,
         command=(sys.executable, str(PLAIN), str(iterations), str(step_ms)),

@@ -101,9 +101,7 @@ def _local_cluster() -> tuple[str, str]:
     ]
     if len(found) > 1:
         choices = ", ".join(f"{path.parent}/keys for {path.read_text()}" for path in sorted(found))
-        raise CoordinatorSilent(
-            f"several clusters run here: choose with --coordinator and --keys: {choices}"
-        )
+        raise CoordinatorSilent(f"several clusters run here: choose with --coordinator and --keys: {choices}")
     if not found:
         return "", ""
     return found[0].read_text(), str(found[0].parent / "keys")

@@ -139,9 +139,7 @@ def layout_of(fields: LayoutFields, global_batch: int = 0) -> Layout:
     count = fields.num_micro_batches
     if global_batch:
         if global_batch % fields.micro_batch:
-            raise FileProblem(
-                f"global_batch {global_batch} is no multiple of micro_batch {fields.micro_batch}"
-            )
+            raise FileProblem(f"global_batch {global_batch} is no multiple of micro_batch {fields.micro_batch}")
         if count and count != global_batch // fields.micro_batch:
             raise FileProblem("num_micro_batches contradicts global_batch: leave one of them out")
         count = global_batch // fields.micro_batch
@@ -160,8 +158,7 @@ def world_layout(world: int, tp: int, pp: int, micro_batch: int, micro_batches: 
         raise FileProblem("workers, tp, pp and micro-batch must be at least 1")
     if world % (tp * pp):
         raise FileProblem(
-            f"{world} workers do not divide into replicas of tp {tp} x pp {pp}:"
-            f" use a multiple of {tp * pp}"
+            f"{world} workers do not divide into replicas of tp {tp} x pp {pp}: use a multiple of {tp * pp}"
         )
     fields = LayoutFields(tp, pp, world // (tp * pp), micro_batch, micro_batches)
     return layout_of(fields)

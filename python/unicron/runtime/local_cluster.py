@@ -113,9 +113,7 @@ class LocalCluster:
         while sum(n["phase"] == "up" for n in self.ask("nodes")) < len(self.nodes):
             self._check_alive()
             if time.monotonic() > deadline:
-                raise ClusterProblem(
-                    f"not every agent came up in {timeout_s:g} s: see {self.log_dir}"
-                )
+                raise ClusterProblem(f"not every agent came up in {timeout_s:g} s: see {self.log_dir}")
             time.sleep(POLL_S)
 
     def stop(self) -> list[int]:

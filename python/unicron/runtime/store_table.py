@@ -178,9 +178,7 @@ class StoreTable:
                 return keys, StoreReply(number, ok)
         raise AssertionError(f"unhandled operation {request.op}")
 
-    def _compare_set(
-        self, number: int, key: str, expected: bytes, desired: bytes
-    ) -> tuple[list[str], StoreReply]:
+    def _compare_set(self, number: int, key: str, expected: bytes, desired: bytes) -> tuple[list[str], StoreReply]:
         """torch's rule: an absent key is set when nothing is expected; the value that then stands
         is returned.
         """
