@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+
 from unicron.training.data import (
     ByteCorpus,
     ByteDataset,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
 from unicron.training.data import CorpusRefused, CorpusTooSmall, IndexedDataset
 
 pytestmark = pytest.mark.timeout(60)

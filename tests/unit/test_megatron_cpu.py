@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from unicron.training import megatron_cpu
 
 pytestmark = [
@@ -77,6 +78,7 @@ def test_the_demo_model_trains_in_one_process():
     from megatron.core import parallel_state
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+
     from unicron.demo import model as demo
     from unicron.training.data import ByteCorpus, ByteDataset
     from unicron.types import Layout
