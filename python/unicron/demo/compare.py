@@ -123,19 +123,17 @@ def first_interrupted(
 ) -> int | None:
     """The iteration that the (first) failure interrupted.
 
-    Armed faults say it themselves. For acts on the cluster it is the incident's iteration, or,
-    where
-    that is unknown, the first one whose reduced gradient is not bit for bit the reference's."""
+    Armed faults say it themselves. For acts on the cluster it is the first iteration whose reduced
+    gradient is not bit for bit the reference's (up to the failure all are); where all are equal,
+    the incident's."""
     armed = [fault.iteration for fault in scenario.faults if fault.iteration >= 0]
     if armed:
         return min(armed)
-    told = [i["iteration"] for i in observed.incidents if i.get("iteration", -1) >= 0]
-    if told:
-        return min(told)
     for iteration, rank in sorted(set(run.gradients) & set(reference.gradients)):
         if not np.array_equal(run.gradient(iteration, rank), reference.gradient(iteration, rank)):
             return iteration
-    return None
+    told = [i["iteration"] for i in observed.incidents if i.get("iteration", -1) >= 0]
+    return min(told) if told else None
 
 
 def losses(run: Run, reference: Run, interrupted: int | None, end: int) -> dict[str, Any] | None:
