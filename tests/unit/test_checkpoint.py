@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+
 from unicron.training import checkpoint, checkpoint_parts
 
 pytestmark = pytest.mark.timeout(180)
@@ -61,6 +62,7 @@ def _rank(rank: int, folder: str, results) -> None:
 
 def _one_layout(sizes: tuple[int, int, int], folder: str) -> None:
     from megatron.core import parallel_state
+
     from unicron.demo import model as demo
     from unicron.types import Layout
 
@@ -111,6 +113,7 @@ class Job:
 
     def __init__(self, layout, model, optimizer, scheduler) -> None:
         from megatron.core.distributed import finalize_model_grads
+
         from unicron.demo import model as demo
         from unicron.training.data import ByteCorpus, ByteDataset
 
@@ -128,6 +131,7 @@ class Job:
     def train(self, iterations: int) -> None:
         from megatron.core import parallel_state
         from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+
         from unicron.demo import model as demo
 
         first = 2 * parallel_state.get_data_parallel_rank()

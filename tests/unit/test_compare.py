@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+
 from unicron.demo import compare as judge
 from unicron.demo import results, scenarios
 from unicron.types import Layout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from unicron.training import megatron_cpu
 
 pytestmark = [
@@ -64,6 +65,16 @@ def test_the_rng_tracker_forks_the_one_generator():
     assert torch.equal(first, torch.rand(3)) and not torch.equal(first, second)
 
 
+def test_a_fork_that_uses_its_generator_is_not_warned_about(caplog):
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+
+    tracker = CudaRNGStatesTracker()
+    tracker.add("model-parallel-rng", 5)
+    with tracker.fork():
+        torch.rand(1)
+    assert not caplog.records
+
+
 def test_cuda_methods_and_streams_do_nothing():
     tensor, module = torch.ones(1), torch.nn.Linear(1, 1)
     assert tensor.cuda() is tensor and module.cuda() is module
@@ -77,6 +88,7 @@ def test_the_demo_model_trains_in_one_process():
     from megatron.core import parallel_state
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+
     from unicron.demo import model as demo
     from unicron.training.data import ByteCorpus, ByteDataset
     from unicron.types import Layout

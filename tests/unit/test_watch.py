@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from unicron.demo import scenarios, watch
 from unicron.demo.scenarios import Act, Expect, Fault, Scenario
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from unicron.demo.results import Run
 from unicron.demo.scenarios import Expect, Scenario
 from unicron.types import Layout, Rank

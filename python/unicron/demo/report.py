@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
 from unicron.demo.runner import Outcome
 
 PICTURE = "loss.png"
