@@ -22,7 +22,8 @@ class PulsePage:
 
     def __init__(self, fd: int, slot: int) -> None: ...
     def reset(self) -> None:
-        """Agent: prepare the page for a new worker (mutex re-initialised, fields zeroed)."""
+        """Agent: prepare the page for a new worker (mutex re-initialised, fields zeroed). Raises UnicronError while a living
+        process holds the mutex; unwatch() first."""
 
     # worker side
     def advance(self, stage: int, iteration: int, micro_batch: int) -> None:
@@ -41,18 +42,30 @@ class PulsePage:
 
     def mark_fault(self) -> None:
         """fault_ns := now (a fault done from outside)."""
-    stage: int
-    iteration: int
-    micro_batch: int
-    since_ns: int
-    progress: int
-    waiting: bool
-    committed_iteration: int  # -1 before the first
-    committed_ns: int
-    loss: float
-    beat_ns: int  # native thread, 20 Hz: the process is alive and scheduled
-    fault_ns: int
-    owner_pid: int  # 0 until the holder thread has the mutex
+    @property
+    def stage(self) -> int: ...
+    @property
+    def iteration(self) -> int: ...
+    @property
+    def micro_batch(self) -> int: ...
+    @property
+    def since_ns(self) -> int: ...
+    @property
+    def progress(self) -> int: ...
+    @property
+    def waiting(self) -> bool: ...
+    @property
+    def committed_iteration(self) -> int: ...  # -1 before the first
+    @property
+    def committed_ns(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def beat_ns(self) -> int: ...  # native thread, 20 Hz: the process is alive and scheduled
+    @property
+    def fault_ns(self) -> int: ...
+    @property
+    def owner_pid(self) -> int: ...  # 0 until the holder thread has the mutex
 
 @final
 class WorkerMonitor:
@@ -61,12 +74,18 @@ class WorkerMonitor:
     When the agent's connection ends, the process ends at once (_exit 75): a worker must not outlive its keeper unseen.
     """
 
-    def __init__(self, control_fd: int, pulse: PulsePage) -> None: ...
+    def __init__(self, control_fd: int, pulse: PulsePage) -> None:
+        """Takes the mutex and starts the threads. The descriptor (socket.detach()) belongs to the monitor from here on,
+        unless this raises."""
+
     def register_group(self, group: int, fds: list[int], ranks: list[int], cross: bool) -> None:
         """Sockets of one process group. cross: it spans replicas and is shut at every new epoch; else it is shut when a
-        touched rank is one of `ranks`."""
+        touched rank is one of `ranks`. Sockets without a peer any more are left out; raises UnicronError for what is no
+        connected socket and for a number in use. A plan that came before shut nothing of it: compare newest_epoch()."""
 
-    def forget_group(self, group: int) -> None: ...
+    def forget_group(self, group: int) -> None:
+        """An unknown number is no error."""
+
     def shut_groups(self, touched: list[int]) -> int:
         """As if a plan had arrived (used by tests and the reset fault); number of sockets shut."""
 
@@ -89,8 +108,13 @@ class Supervisor:
     def fileno(self) -> int:
         """An eventfd, readable when take_deaths() has something."""
 
-    def watch(self, pulse: PulsePage, slot: int) -> None: ...
-    def unwatch(self, slot: int) -> None: ...
+    def watch(self, pulse: PulsePage, slot: int) -> None:
+        """Until its death, which ends the watch, or unwatch(). The worker need not exist yet. A page whose last owner died
+        is reported at once: reset() it for a new one."""
+
+    def unwatch(self, slot: int) -> None:
+        """Also drops a death that was not taken yet. A slot that is not watched is no error."""
+
     def take_deaths(self) -> list[tuple[int, int]]:
         """(slot, monotonic ns when the kernel woke us)."""
 
@@ -99,7 +123,9 @@ class Supervisor:
 def owner_gone(pid: int) -> bool:
     """Every thread has PF_EXITING, or the process is gone: nothing of it can write to shared memory any more."""
 
-def wait_owner_gone(pid: int, timeout_ms: int) -> bool: ...
+def wait_owner_gone(pid: int, timeout_ms: int) -> bool:
+    """owner_gone() within timeout_ms. Releases the GIL."""
+
 def process_state(pid: int) -> str:
     """State letter of /proc/PID/stat ('T' stopped, 't' traced, 'Z', ...), '' when gone."""
 
@@ -122,6 +148,10 @@ def map_fixed(address: int, fd: int, nbytes: int) -> None:
 def checksum(data: object) -> int:
     """64-bit digest of a contiguous buffer (for transfers and adoption after a memory fault). Releases the GIL."""
 
+def num_cuda_devices() -> int:
+    """CUDA devices this process can use; 0 in a build without CUDA sources, without a driver and without a device.
+    Loads the driver: not to be called in a process that is to be forked."""
+
 @final
 class ArenaHeader:
     """The header page of an arena (worker and agent map the same page): may the content be used, and how far is it?
@@ -135,21 +165,19 @@ class ArenaHeader:
 
     def check(self, layout_digest: str, nbytes: int) -> str:
         """'' when this arena can be adopted, else why not (magic, version, other layout, other size)."""
-    version: int
-    layout_digest: str
-    nbytes: int
+    @property
+    def version(self) -> int: ...
+    @property
+    def layout_digest(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
     epoch: int
     iteration: int  # committed steps that are in the parameters; the iteration being worked on
     stage: int
-    dealt_replicas: (
-        int  # bit i: replica i was live when this iteration began (dp <= 64), else see records
-    )
-    chunks_reduced: int
-    copying: bool  # the staging area holds the complete result of chunk `chunks_reduced`
+    dealt_replicas: int  # bit i: replica i was live when this iteration began (dp <= 64), else see records
+    reduction: int  # 2 x segments reduced; + 1 while a complete result is copied from the staging area
     torn: bool  # parameters are being written
-    tokens: float
-    loss_sum: float
-    loss_count: float
+    summed: bool  # the local sums are complete and tied
     has_commit: bool  # the five below are the commit's result of `commit_iteration`
     commit_iteration: int
     commit_tokens: float

@@ -32,14 +32,14 @@ class _Message(
 # ---------------------------------------------------------------- worker -> agent
 
 
-class WorkerHello(_Message):
+class WorkerHello(_Message, frozen=True):
     task: str
     worker: str
     incarnation: int
     pid: int
 
 
-class WorkerReady(_Message):
+class WorkerReady(_Message, frozen=True):
     """The model is built and managed (a member), or built for a guessed role and waiting (an understudy)."""
 
     worker: str
@@ -47,7 +47,7 @@ class WorkerReady(_Message):
     waiting: bool
 
 
-class CollectiveFailed(_Message):
+class CollectiveFailed(_Message, frozen=True):
     """A collective raised and no new epoch has explained it yet. A symptom, not a verdict."""
 
     worker: str
@@ -59,7 +59,7 @@ class CollectiveFailed(_Message):
     text: str
 
 
-class ExceptionRaised(_Message):
+class ExceptionRaised(_Message, frozen=True):
     """Sent before the process unwinds."""
 
     worker: str
@@ -74,7 +74,7 @@ class ExceptionRaised(_Message):
     raised_ns: int  # CLOCK_MONOTONIC
 
 
-class StateLost(_Message):
+class StateLost(_Message, frozen=True):
     """No live worker holds a clean copy of some shard of the agreed version."""
 
     worker: str
@@ -84,7 +84,7 @@ class StateLost(_Message):
     positions: tuple[int, ...]  # positions inside the replica (tp + tp_size * pp) without a holder
 
 
-class Healed(_Message):
+class Healed(_Message, frozen=True):
     """The interrupted iteration is committed; one rank's account of the recovery."""
 
     worker: str
@@ -108,21 +108,21 @@ class Healed(_Message):
     ]  # seconds by phase of recovery: await_plan, regroup_inside, compute, regroup_cross...
 
 
-class Saved(_Message):
+class Saved(_Message, frozen=True):
     worker: str
     rank: Rank
     iteration: int
     path: str
 
 
-class Finished(_Message):
+class Finished(_Message, frozen=True):
     """The script returned from its last iteration; the process is about to exit with 0."""
 
     worker: str
     rank: Rank
 
 
-class ArenaRequest(_Message):
+class ArenaRequest(_Message, frozen=True):
     """RPC on a connection of its own. Answered by ArenaGrant with one descriptor (SCM_RIGHTS)."""
 
     task: str
@@ -136,7 +136,7 @@ class ArenaRequest(_Message):
 # ---------------------------------------------------------------- agent -> worker
 
 
-class WorkerWelcome(_Message):
+class WorkerWelcome(_Message, frozen=True):
     """Answer to WorkerHello; followed by descriptors: pulse memfd."""
 
     node: str
@@ -151,7 +151,7 @@ class WorkerWelcome(_Message):
     checkpoint_every: int
 
 
-class ArenaGrant(_Message):
+class ArenaGrant(_Message, frozen=True):
     nbytes: int
     adopted: bool
     refused: str = (
@@ -162,7 +162,7 @@ class ArenaGrant(_Message):
 # ---------------------------------------------------------------- agent <-> template
 
 
-class Fork(_Message):
+class Fork(_Message, frozen=True):
     worker: str
     argv: tuple[str, ...]  # script and its arguments
     env: dict[str, str]
@@ -171,12 +171,12 @@ class Fork(_Message):
     stderr: str
 
 
-class Forked(_Message):
+class Forked(_Message, frozen=True):
     worker: str
     pid: int
 
 
-class ChildStatus(_Message):
+class ChildStatus(_Message, frozen=True):
     worker: str
     pid: int
     kind: str  # exited | signaled | stopped | continued
@@ -186,7 +186,7 @@ class ChildStatus(_Message):
 # ---------------------------------------------------------------- agent -> coordinator
 
 
-class WorkerStatus(_Message):
+class WorkerStatus(_Message, frozen=True):
     task: str
     worker: str
     incarnation: int
@@ -199,7 +199,7 @@ class WorkerStatus(_Message):
     iteration: int
 
 
-class AgentHello(_Message):
+class AgentHello(_Message, frozen=True):
     node: str
     incarnation: int  # of the agent; a restarted agent has a higher one
     slots: int
@@ -212,20 +212,24 @@ class AgentHello(_Message):
     plans: tuple[EpochPlan, ...] = ()  # newest plan known, per task
 
 
-class AgentHeartbeat(_Message):
+class AgentHeartbeat(_Message, frozen=True):
     node: str
     incarnation: int
     sequence: int
     workers: tuple[WorkerStatus, ...] = ()
 
 
-class WorkerUp(_Message):
+class WorkerUp(_Message, frozen=True):
     node: str
     status: WorkerStatus
 
 
-class WorkerLost(_Message):
-    """A worker is dead, with positive evidence."""
+class WorkerLost(_Message, frozen=True):
+    """A worker is dead, with positive evidence.
+
+    The first evidence (its mutex) does not know how it died: cause is "" then, and the same message is sent again
+    with the cause once the exit status is known.
+    """
 
     node: str
     task: str
@@ -244,7 +248,7 @@ class WorkerLost(_Message):
     where: str = ""
 
 
-class WorkerStopped(_Message):
+class WorkerStopped(_Message, frozen=True):
     node: str
     task: str
     worker: str
@@ -254,14 +258,16 @@ class WorkerStopped(_Message):
     traced: bool = False  # a debugger or a frozen cgroup explains it
 
 
-class WorkerContinued(_Message):
+class WorkerContinued(_Message, frozen=True):
+    """A stopped worker runs again, or a stalled one advances."""
+
     node: str
     task: str
     worker: str
     rank: Rank
 
 
-class WorkerStalled(_Message):
+class WorkerStalled(_Message, frozen=True):
     """The loop did not advance for stalled_ms, budget_ms being 3 x the usual of this stage."""
 
     node: str
@@ -278,7 +284,7 @@ class WorkerStalled(_Message):
     seen_ns: int
 
 
-class WorkerExited(_Message):
+class WorkerExited(_Message, frozen=True):
     """Ended by itself with exit code 0, or as told."""
 
     node: str
@@ -288,7 +294,7 @@ class WorkerExited(_Message):
     code: int
 
 
-class FromWorker(_Message):
+class FromWorker(_Message, frozen=True):
     """A worker's own message, passed on unchanged with the node's name."""
 
     node: str
@@ -300,7 +306,7 @@ class FromWorker(_Message):
 # ---------------------------------------------------------------- coordinator -> agent
 
 
-class TaskSpec(_Message):
+class TaskSpec(_Message, frozen=True):
     """What a node needs to start workers of a task."""
 
     task: str
@@ -317,11 +323,11 @@ class TaskSpec(_Message):
     restart_count: int = 0
 
 
-class AgentWelcome(_Message):
+class AgentWelcome(_Message, frozen=True):
     term: int
 
 
-class StartWorkers(_Message):
+class StartWorkers(_Message, frozen=True):
     """Start one worker per entry: (worker id, incarnation, rank or guessed rank, waiting)."""
 
     spec: TaskSpec
@@ -331,13 +337,14 @@ class StartWorkers(_Message):
     nnodes: int = 1
     master_port: int = 0
     reason: str = ""
+    master_address: str = ""  # host of the first node, for scripts that rendezvous by themselves
 
 
-class PublishEpoch(_Message):
+class PublishEpoch(_Message, frozen=True):
     plan: EpochPlan
 
 
-class EndWorker(_Message):
+class EndWorker(_Message, frozen=True):
     """Kill with evidence: the reason names it."""
 
     task: str
@@ -345,19 +352,19 @@ class EndWorker(_Message):
     reason: str
 
 
-class StopTask(_Message):
+class StopTask(_Message, frozen=True):
     task: str
     reason: str
 
 
-class FinishUnderstudies(_Message):
+class FinishUnderstudies(_Message, frozen=True):
     """The task is done: waiting workers leave with exit code 0."""
 
     task: str
     reason: str
 
 
-class ArmFault(_Message):
+class ArmFault(_Message, frozen=True):
     """Arm a fault in a worker's pulse page; it does it to itself exactly there (unicron inject)."""
 
     task: str
@@ -373,12 +380,12 @@ class ArmFault(_Message):
 # ---------------------------------------------------------------- command line <-> coordinator
 
 
-class Request(_Message):
+class Request(_Message, frozen=True):
     verb: str  # submit | ps | incidents | inject | cancel | nodes | describe | shutdown ...
     arguments: dict[str, Any] = {}
 
 
-class Reply(_Message):
+class Reply(_Message, frozen=True):
     ok: bool
     error: str = ""  # one line that says what to do
     result: Any = None

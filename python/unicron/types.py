@@ -136,7 +136,9 @@ class EpochPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: Layout
     replicas: tuple[int, ...]  # live replica indices, sorted
     members: tuple[Member, ...]  # sorted by rank; exactly the ranks of the live replicas
-    touched: tuple[Rank, ...] = ()  # lost, replaced or disconnected since the previous epoch
+    # Lost, replaced or disconnected since the previous epoch; everybody, when that one was not healed by all yet
+    # (a failure during a recovery: members of one replica may have got to different places in it).
+    touched: tuple[Rank, ...] = ()
     heirs: tuple[Rank, ...] = ()  # ranks whose worker is new in this epoch
     store: str = (
         ""  # tcp://host:port of the epoch's rendezvous store (agent of the lowest surviving node)

@@ -1,0 +1,109 @@
+# The project's verbs. Each sets up what it needs, once: a second call starts at once.
+#
+#   make demo         a real GPT trained while its workers are killed (all scenarios, layout 1,1,4)
+#   make test         check, then all tests            make check        lint, types, tidy, formatting
+#   make sim          the simulator, 300 seeds         make matrix       every case, resumable, results in results/matrix
+#   make bench        all measurements                 make test-latest  Python 3.12, newest megatron-core (6 GB of disk)
+#   make clean        remove what these made
+#
+# PYTHON=... chooses the interpreter, PYTEST_ARGS=... goes to pytest, UNICRON_CUDA=AUTO|ON|OFF to the build.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# The first interpreter that runs, by version; `python3.11` may be a shim that refuses.
+runs = $(shell $(1) -c 'print(1)' 2>/dev/null)
+first_that_runs = $(firstword $(foreach candidate,$(1),$(if $(call runs,$(candidate)),$(candidate))))
+installed = $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python /usr/local/bin/python$(1))
+
+PYTHON ?= $(call first_that_runs,python3.11 $(call installed,3.11) python3)
+PYTHON_LATEST ?= $(call first_that_runs,python3.12 $(call installed,3.12) python3.13 $(call installed,3.13))
+
+VENV := .venv
+VENV_LATEST := .venv-latest
+BIN := $(VENV)/bin
+NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell find csrc -type f)
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test check matrix sim bench test-latest clean
+
+help:
+	@sed -n 's/^#   /  /p' Makefile
+
+# ---------------------------------------------------------------- set-up
+
+# $(call make_venv,folder,interpreter): a venv with the pins of its own Python version.
+define make_venv
+	@test -n "$(2)" || { echo "no Python found for $(1): install python3 (3.11 or later), or give PYTHON=..."; exit 1; }
+	@echo "setting up $(1) with $(2) ($$($(2) --version))"
+	@test -x $(1)/bin/python || $(2) -m venv $(1) \
+	  || { rm -rf $(1); echo "cannot make a venv: install the package python3-venv"; exit 1; }
+	$(1)/bin/python -m pip install --quiet -r \
+	  requirements/py$$($(1)/bin/python -c 'import sys; print("311" if sys.version_info < (3, 12) else "312")').txt
+	@touch $@
+endef
+
+# $(call build,folder): the package in place, so that only a change of the core builds again.
+define build
+	@command -v c++ >/dev/null || { echo "no C++ compiler: install g++ (9 or later) or clang"; exit 1; }
+	PATH="$(CURDIR)/$(1)/bin:$$PATH" $(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+endef
+
+$(VENV)/.installed: requirements/py311.txt requirements/py312.txt
+	$(call make_venv,$(VENV),$(PYTHON))
+
+$(VENV)/.built: $(VENV)/.installed $(NATIVE)
+	$(call build,$(VENV))
+
+$(VENV_LATEST)/.installed: requirements/py312.txt
+	$(call make_venv,$(VENV_LATEST),$(PYTHON_LATEST))
+
+$(VENV_LATEST)/.built: $(VENV_LATEST)/.installed $(NATIVE)
+	$(call build,$(VENV_LATEST))
+
+setup: $(VENV)/.built
+
+# ---------------------------------------------------------------- verbs
+
+demo: setup
+	$(BIN)/unicron demo --scenario all --layout 1,1,4
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc' -o -name '*.cu')
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_tidy.py
+
+test: check
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+sim: setup
+	$(BIN)/python -m unicron.sim --seeds 300
+
+# One file of results per layout and optimizer; those that are there are not made again.
+LAYOUTS := 1,1,4 2,1,2 1,2,2
+OPTIMIZERS := plain
+MATRIX := $(foreach optimizer,$(OPTIMIZERS),$(foreach layout,$(LAYOUTS),results/matrix/$(optimizer)_$(layout).jsonl))
+
+matrix: setup $(MATRIX)
+	@wc -l $(MATRIX)
+
+results/matrix/%.jsonl: | setup
+	@mkdir -p $(@D)
+	$(BIN)/unicron demo --scenario all --json --optimizer $(word 1,$(subst _, ,$*)) --layout $(word 2,$(subst _, ,$*)) \
+	  > $@.partial
+	@mv $@.partial $@
+
+bench: setup
+	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+test-latest: $(VENV_LATEST)/.built
+	PATH="$(CURDIR)/$(VENV_LATEST)/bin:$$PATH" $(VENV_LATEST)/bin/python -m pytest -q $(PYTEST_ARGS)
+
+clean:
+	rm -rf build dist results $(VENV) $(VENV_LATEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	  python/*.egg-info python/unicron/_core.*.so

@@ -1,0 +1,18 @@
+// unicron._core: the only code that knows both C++ and Python.
+//
+// Integers, floats, strings, bytes and buffers cross; native threads never call Python; every call that may block
+// releases the GIL and takes timeout_ms. python/unicron/_core.pyi is the interface; tests/typing compares.
+#include "register.h"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The native core of unicron.";
+  module.attr("__version__") = UNICRON_VERSION;
+#ifdef UNICRON_HAS_CUDA
+  module.attr("cuda") = true;
+#else
+  module.attr("cuda") = false;
+#endif
+  unicron::bindings::register_errors(module);
+  unicron::bindings::register_monitor(module);
+  unicron::bindings::register_state(module);
+}

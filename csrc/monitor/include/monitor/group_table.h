@@ -1,0 +1,40 @@
+// Which sockets belong to which process group, so that a plan's arrival can end the collectives that would hang.
+//
+// The table is filled while groups are built. Asking torch at the time of a failure instead races with the training
+// thread that is rebuilding them (MECHANICS 3.2).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "base/ids.h"
+#include "monitor/sockets.h"
+
+namespace unicron::monitor {
+
+constexpr size_t kGroupsMax = 4096;
+constexpr size_t kSocketsPerGroupMax = 65'536;
+
+class GroupTable {
+ public:
+  // `is_cross`: the group spans replicas. Sockets without a peer any more are left out. Throws on a descriptor that is
+  // no connected socket, on a number in use, and above the limits.
+  void add(GroupId group, const std::vector<int>& fds, const std::vector<Rank>& ranks, bool is_cross);
+  void forget(GroupId group);  // an unknown number is no error
+  // Shuts the groups that span replicas and those that hold a touched rank; number of sockets shut.
+  int64_t shut(const std::vector<Rank>& touched);
+
+ private:
+  struct Group {
+    std::vector<SocketIdentity> sockets;
+    std::vector<Rank> ranks;  // sorted
+    bool is_cross = false;
+  };
+
+  std::mutex mutex_;
+  std::map<GroupId, Group> groups_;
+};
+
+}  // namespace unicron::monitor

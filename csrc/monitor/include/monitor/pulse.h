@@ -1,0 +1,88 @@
+// The pulse page: facts that a worker states in nanoseconds and its agent reads without asking.
+//
+// One 4096-byte page of a memfd per slot. It starts with a robust, process-shared mutex that a native thread of the
+// worker holds for life: the kernel marks its word when that thread dies, before it tears the address space down, so
+// the word is the first sign of death whatever the size of the process (shared/GPU.md). The other fields are atomics on
+// cache lines of their own, by writer. Rejected: heartbeats over a socket, which cost a system call each and are late
+// exactly when the machine is loaded.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "base/descriptor.h"
+#include "base/ids.h"
+#include "base/mapping.h"
+#include "base/time.h"
+
+namespace unicron::monitor {
+
+constexpr size_t kPulsePageBytes = 4096;
+constexpr int64_t kSlotsMax = 4096;
+
+// What is in the page. Times are CLOCK_MONOTONIC in ns; 0 means never.
+struct PulseFields {
+  pthread_mutex_t mutex;  // first, because its first word is the futex word that the supervisor waits on
+  uint64_t magic;
+
+  // Written by the native holder thread.
+  alignas(64) std::atomic<int32_t> owner_pid;  // 0 until that thread has the mutex; written after owner_tid
+  std::atomic<int32_t> owner_tid;
+  std::atomic<int64_t> beat_ns;
+
+  // Written by the training loop.
+  alignas(64) std::atomic<int64_t> progress;  // advances counted; written last
+  std::atomic<int64_t> stage;
+  std::atomic<int64_t> iteration;
+  std::atomic<int64_t> micro_batch;
+  std::atomic<int64_t> since_ns;
+  std::atomic<uint32_t> waiting;
+
+  alignas(64) std::atomic<int64_t> committed_iteration;  // -1 before the first; written last
+  std::atomic<int64_t> committed_ns;
+  std::atomic<double> loss;
+
+  // Written by the agent, disarmed by the worker.
+  alignas(64) std::atomic<uint32_t> fault_kind;  // 0: nothing armed; written last
+  std::atomic<int64_t> fault_point;
+  std::atomic<int64_t> fault_iteration;
+  std::atomic<int64_t> fault_micro_batch;
+  std::atomic<int64_t> fault_ns;
+};
+
+static_assert(sizeof(PulseFields) <= kPulsePageBytes);
+static_assert(std::atomic<double>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
+
+Descriptor create_pulse_pages(int64_t num_slots);
+
+// One process's view of one slot's page. Copies of the shared_ptr keep the mapping alive for native threads.
+class PulsePage {
+ public:
+  PulsePage(int fd, SlotId slot);
+
+  PulseFields& fields() const { return *static_cast<PulseFields*>(mapping_.data()); }
+  // The word that the kernel marks: owner's thread id, FUTEX_WAITERS, FUTEX_OWNER_DIED.
+  uint32_t* mutex_word() const { return reinterpret_cast<uint32_t*>(&fields().mutex); }
+  SlotId slot() const { return slot_; }
+
+  // Agent: prepares the page for a new worker. Throws kSlotHeld while a living thread holds the mutex.
+  void reset();
+
+  void advance(int64_t stage, int64_t iteration, int64_t micro_batch);
+  void committed(int64_t iteration, double loss);
+  uint32_t take_fault(int64_t point, int64_t iteration, int64_t micro_batch);
+  void arm_fault(uint32_t kind, int64_t point, int64_t iteration, int64_t micro_batch);
+  void mark_fault();
+
+ private:
+  SharedMapping mapping_;
+  SlotId slot_;
+};
+
+using PulsePagePtr = std::shared_ptr<PulsePage>;
+
+}  // namespace unicron::monitor

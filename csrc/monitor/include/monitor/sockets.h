@@ -1,0 +1,26 @@
+// Sockets of this process: which are connected, and how one is ended so that whoever blocks on it wakes.
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <vector>
+
+namespace unicron::monitor {
+
+// Connected, not listening, stream sockets of AF_INET or AF_INET6, in ascending order.
+std::vector<int> connected_sockets();
+
+// A connected socket as it was at one time. The number alone may since stand for another file.
+struct SocketIdentity {
+  int fd;
+  ino_t inode;
+};
+
+// Nothing when the socket has no peer any more. Throws when `fd` is no socket of this process, or listens.
+std::optional<SocketIdentity> identify_socket(int fd);
+
+// shutdown(SHUT_RDWR) when the descriptor still is that connected socket. True when it was shut.
+bool shut_socket(const SocketIdentity& socket);
+
+}  // namespace unicron::monitor

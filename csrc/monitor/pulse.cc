@@ -1,0 +1,129 @@
+#include "monitor/pulse.h"
+
+#include <linux/futex.h>
+
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "monitor/process.h"
+
+namespace unicron::monitor {
+
+namespace {
+
+constexpr uint64_t kMagic = 0x31656c756e6f7275;  // "uronule1": a page of another version is not one of ours
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// glibc keeps the futex word of a mutex in its first int; the supervisor relies on it.
+static_assert(offsetof(pthread_mutex_t, __data.__lock) == 0);
+
+void initialize_mutex(pthread_mutex_t* mutex) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  const int result = pthread_mutex_init(mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  if (result != 0) throw system_error("cannot initialise the robust mutex of a pulse page", result);
+}
+
+void initialize(void* page) {
+  std::memset(page, 0, kPulsePageBytes);
+  auto* fields = static_cast<PulseFields*>(page);
+  fields->committed_iteration.store(-1, kRelaxed);
+  initialize_mutex(&fields->mutex);
+  fields->magic = kMagic;
+  std::atomic_thread_fence(std::memory_order_release);
+}
+
+size_t offset_of(int fd, SlotId slot) {
+  const size_t nbytes = file_bytes(fd);
+  if (slot.value() < 0 || slot.value() >= kSlotsMax ||
+      (static_cast<size_t>(slot.value()) + 1) * kPulsePageBytes > nbytes) {
+    throw Error(ErrorCode::kInvalidArgument, "slot " + std::to_string(slot.value()) + " is outside this file of " +
+                                                 std::to_string(nbytes / kPulsePageBytes) +
+                                                 " pulse pages; use a descriptor of create_pulse_pages()");
+  }
+  return static_cast<size_t>(slot.value()) * kPulsePageBytes;
+}
+
+}  // namespace
+
+Descriptor create_pulse_pages(int64_t num_slots) {
+  if (num_slots < 1 || num_slots > kSlotsMax) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "num_slots is " + std::to_string(num_slots) + "; give 1 to " + std::to_string(kSlotsMax));
+  }
+  const size_t nbytes = static_cast<size_t>(num_slots) * kPulsePageBytes;
+  Descriptor file = create_memory_file("unicron-pulse", nbytes);
+  SharedMapping mapping(file.get(), 0, nbytes);
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    initialize(static_cast<char*>(mapping.data()) + static_cast<size_t>(slot) * kPulsePageBytes);
+  }
+  return file;
+}
+
+PulsePage::PulsePage(int fd, SlotId slot) : mapping_(fd, offset_of(fd, slot), kPulsePageBytes), slot_(slot) {
+  if (fields().magic != kMagic) {
+    throw Error(ErrorCode::kInvalidArgument, "slot " + std::to_string(slot.value()) + " of descriptor " +
+                                                 std::to_string(fd) +
+                                                 " is no pulse page of this version; was it made by another unicron?");
+  }
+}
+
+void PulsePage::reset() {
+  // Re-initialising a held mutex would make its owner's death invisible: the kernel finds a foreign word and does
+  // nothing.
+  const uint32_t word = __atomic_load_n(mutex_word(), __ATOMIC_ACQUIRE);
+  const int32_t pid = fields().owner_pid.load(kRelaxed);
+  const bool is_held = (word & FUTEX_TID_MASK) != 0 && (word & FUTEX_OWNER_DIED) == 0;
+  if (is_held && pid != 0 && !owner_gone(pid)) {
+    throw Error(ErrorCode::kSlotHeld, "slot " + std::to_string(slot_.value()) + " is held by living process " +
+                                          std::to_string(pid) + "; end it and wait for its death first");
+  }
+  initialize(mapping_.data());
+}
+
+void PulsePage::advance(int64_t stage, int64_t iteration, int64_t micro_batch) {
+  PulseFields& page = fields();
+  page.stage.store(stage, kRelaxed);
+  page.iteration.store(iteration, kRelaxed);
+  page.micro_batch.store(micro_batch, kRelaxed);
+  page.since_ns.store(monotonic_now().ns, kRelaxed);
+  // One writer, so a plain increment does; release, so that who sees the new count sees the numbers.
+  page.progress.store(page.progress.load(kRelaxed) + 1, std::memory_order_release);
+}
+
+void PulsePage::committed(int64_t iteration, double loss) {
+  PulseFields& page = fields();
+  page.loss.store(loss, kRelaxed);
+  page.committed_ns.store(monotonic_now().ns, kRelaxed);
+  page.committed_iteration.store(iteration, std::memory_order_release);
+}
+
+uint32_t PulsePage::take_fault(int64_t point, int64_t iteration, int64_t micro_batch) {
+  PulseFields& page = fields();
+  uint32_t kind = page.fault_kind.load(std::memory_order_acquire);
+  if (kind == 0) return 0;  // the usual case: one load
+  const auto is_here = [](int64_t armed, int64_t any, int64_t here) { return armed == any || armed == here; };
+  if (!is_here(page.fault_point.load(kRelaxed), 0, point)) return 0;
+  if (!is_here(page.fault_iteration.load(kRelaxed), -1, iteration)) return 0;
+  if (!is_here(page.fault_micro_batch.load(kRelaxed), -1, micro_batch)) return 0;
+  if (!page.fault_kind.compare_exchange_strong(kind, 0)) return 0;  // re-armed or taken meanwhile
+  mark_fault();
+  return kind;
+}
+
+void PulsePage::arm_fault(uint32_t kind, int64_t point, int64_t iteration, int64_t micro_batch) {
+  PulseFields& page = fields();
+  page.fault_kind.store(0);  // disarmed while the place changes
+  page.fault_point.store(point, kRelaxed);
+  page.fault_iteration.store(iteration, kRelaxed);
+  page.fault_micro_batch.store(micro_batch, kRelaxed);
+  page.fault_kind.store(kind, std::memory_order_release);
+}
+
+void PulsePage::mark_fault() { fields().fault_ns.store(monotonic_now().ns, kRelaxed); }
+
+}  // namespace unicron::monitor

@@ -1,0 +1,192 @@
+"""What the agent's machine asks for, each with its reason. The host carries them out in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unicron.messages import (
+    AgentHeartbeat,
+    AgentHello,
+    ArmFault,
+    FinishUnderstudies,
+    Fork,
+    FromWorker,
+    PublishEpoch,
+    StopTask,
+    WorkerContinued,
+    WorkerExited,
+    WorkerLost,
+    WorkerStalled,
+    WorkerStopped,
+    WorkerUp,
+    WorkerWelcome,
+)
+from unicron.types import Rank
+
+ToCoordinator = (
+    AgentHello
+    | AgentHeartbeat
+    | WorkerUp
+    | WorkerLost
+    | WorkerStopped
+    | WorkerContinued
+    | WorkerStalled
+    | WorkerExited
+    | FromWorker
+)
+ToWorker = PublishEpoch | FinishUnderstudies | StopTask
+
+
+@dataclass(frozen=True, slots=True)
+class SendCoordinator:
+    message: ToCoordinator
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendWorker:
+    """One frame to the worker's control connection: epoch and touched go into its binary prefix."""
+
+    worker: str
+    message: ToWorker
+    epoch: int
+    touched: tuple[Rank, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WelcomeWorker:
+    """Answer to WorkerHello with the pulse memfd. The host fills in the store keys (it has the
+    randomness).
+    """
+
+    worker: str
+    message: WorkerWelcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForkWorker:
+    """Through the template; the pulse page of this slot is reset before."""
+
+    message: Fork
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecWorker:
+    """A plain process of its own (unmanaged scripts); argv[0] is found on PATH."""
+
+    message: Fork
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchWorker:
+    """Supervisor.watch: its mutex is held now."""
+
+    worker: str
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSlot:
+    """Supervisor.unwatch; close the worker's connection. The slot may be used again."""
+
+    worker: str
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    """SIGKILL to its process (by pidfd, so never to a stranger)."""
+
+    worker: str
+    pid: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtOwner:
+    """Ask whether every thread of the dead worker is gone (owner_gone); answered by OwnerLooked."""
+
+    worker: str
+    pid: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GrantArena:
+    """Answer an ArenaRequest with the descriptor of `arena`. create: make it first, of nbytes."""
+
+    request_id: str
+    arena: str  # id, unique for the agent's life
+    task: str
+    rank: Rank
+    worker: str
+    nbytes: int
+    create: bool
+    refused: str  # why it is not the role's last arena, where that one was asked for
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropArena:
+    """Close the descriptor: nobody will adopt it."""
+
+    arena: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArmPulse:
+    """Arm the fault in the worker's pulse page (fault `now`, kill and stop from outside: the host's
+    own doing).
+    """
+
+    worker: str
+    slot: int
+    fault: ArmFault
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    name: str
+    at_ms: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTimer:
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    name: str
+    reason: str
+
+
+Action = (
+    SendCoordinator
+    | SendWorker
+    | WelcomeWorker
+    | ForkWorker
+    | ExecWorker
+    | WatchWorker
+    | ReleaseSlot
+    | KillWorker
+    | LookAtOwner
+    | GrantArena
+    | DropArena
+    | ArmPulse
+    | SetTimer
+    | CancelTimer
+    | Refused
+)

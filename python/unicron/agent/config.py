@@ -1,0 +1,34 @@
+"""What an agent is, and the bounds of its waits and queues (milliseconds)."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    node: str
+    incarnation: int
+    slots: int
+    understudies: int
+    store: str  # tcp://host:port at which this agent hosts rendezvous stores
+    store_key: str
+    socket: str = ""  # Unix socket of the workers
+    heartbeat_ms: float = 500.0
+    fork_ms_max: float = 30_000.0  # from ForkWorker to Forked
+    owner_gone_ms: float = 20.0  # between two looks at a dead arena owner
+    owner_gone_ms_max: float = 5_000.0  # then the adopter gets a fresh arena
+    kill_ms: float = 1_000.0  # between two kills of the same process
+    exit_status_ms_max: float = 5_000.0  # from the mutex to the exit status; then without it
+    exit_ms_max: float = 30_000.0  # from Finished to the end of the process
+    # budgets of a loop that does not advance
+    stall_ms_min: float = 1_500.0  # below this nothing is a stall: a busy machine is no fault
+    start_ms_max: float = 300_000.0  # STARTING: imports, model
+    idle_ms_max: float = 120_000.0  # the script's own code between iterations
+    heal_ms_max: float = 60_000.0
+    evaluate_ms_max: float = 3_600_000.0
+    save_ms_max: float = 1_800_000.0
+    usual_kept_max: int = 16  # samples per stage
+    # queues
+    reports_kept_max: int = 256  # what a coordinator that comes back is told again
+    workers_max: int = 256
+    arenas_max: int = 512

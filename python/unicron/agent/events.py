@@ -1,0 +1,178 @@
+"""What the agent's machine can be told. Where a death or a stop is told, the pulse page read at
+that moment comes along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unicron.messages import (
+    AgentWelcome,
+    ArenaRequest,
+    ArmFault,
+    ChildStatus,
+    CollectiveFailed,
+    EndWorker,
+    ExceptionRaised,
+    Finished,
+    FinishUnderstudies,
+    Healed,
+    PublishEpoch,
+    Saved,
+    StartWorkers,
+    StateLost,
+    StopTask,
+    WorkerHello,
+    WorkerReady,
+)
+from unicron.types import Stage
+
+CoordinatorSays = (
+    AgentWelcome
+    | StartWorkers
+    | PublishEpoch
+    | EndWorker
+    | StopTask
+    | FinishUnderstudies
+    | ArmFault
+)
+WorkerSays = (
+    WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """A pulse page as read at one moment (_core.PulsePage)."""
+
+    stage: Stage
+    iteration: int
+    micro_batch: int
+    since_ns: int
+    progress: int
+    waiting: bool
+    fault_ns: int = 0
+    committed_iteration: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConnected:
+    """The transport can carry messages to the coordinator (first time or again)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorDisconnected:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorMessage:
+    message: CoordinatorSays
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerForked:
+    """Template or exec gave a process."""
+
+    worker: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkFailed:
+    worker: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A WorkerHello on a new connection; peer_pid is what the kernel says (SO_PEERCRED)."""
+
+    hello: WorkerHello
+    peer_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMessage:
+    worker: str
+    message: WorkerSays
+    seen_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDisconnected:
+    """Its control connection ended: not yet a death."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class MutexReleased:
+    """The kernel released its robust mutex (_core.Supervisor): the process is dying, 0.1 ms ago."""
+
+    worker: str
+    seen_ns: int
+    pulse: Pulse
+
+
+@dataclass(frozen=True, slots=True)
+class ChildStatusSeen:
+    """The template (or waitpid) says exited, signaled, stopped or continued; traced: /proc says
+    't'.
+    """
+
+    status: ChildStatus
+    seen_ns: int
+    pulse: Pulse | None
+    traced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PulsesSampled:
+    """All pulse pages, read together (some times a second)."""
+
+    now_ns: int
+    pulses: tuple[tuple[str, Pulse], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaRequested:
+    request_id: str
+    request: ArenaRequest
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLooked:
+    """Answer to LookAtOwner: can nothing of that process write to shared memory any more?"""
+
+    worker: str
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateLost:
+    """The template process died: its children are killed with it (they were orphans otherwise)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    timer: str
+
+
+Event = (
+    CoordinatorConnected
+    | CoordinatorDisconnected
+    | CoordinatorMessage
+    | WorkerForked
+    | ForkFailed
+    | WorkerJoined
+    | WorkerMessage
+    | WorkerDisconnected
+    | MutexReleased
+    | ChildStatusSeen
+    | PulsesSampled
+    | ArenaRequested
+    | OwnerLooked
+    | TemplateLost
+    | TimerFired
+)

@@ -1,0 +1,125 @@
+"""The agent's state: its workers, their arenas, the newest plan of each task, and what it
+reported.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from unicron.agent.events import Pulse
+from unicron.agent.transitions import DEAD, Phase, next_phase
+from unicron.messages import (
+    ExceptionRaised,
+    FromWorker,
+    TaskSpec,
+    WorkerContinued,
+    WorkerExited,
+    WorkerLost,
+    WorkerStalled,
+    WorkerStatus,
+    WorkerStopped,
+)
+from unicron.types import EpochPlan, Rank, Stage
+
+Report = WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerExited | FromWorker
+
+
+@dataclass(slots=True)
+class Worker:
+    name: str
+    task: str
+    incarnation: int
+    rank: Rank  # role held, meant or guessed
+    waiting: bool
+    slot: int  # pulse page
+    managed: bool
+    log: str
+    stall_factor: float
+    phase: Phase = Phase.ORDERED
+    pid: int = 0
+    epoch: int = 0
+    is_connected: bool = False  # its control connection
+    has_finished: bool = False
+    is_leaving: bool = False  # told to leave: exit code 0 is not early
+    is_stopped: bool = False
+    end_reason: str = ""
+    exception: ExceptionRaised | None = None
+    last_report: WorkerLost | WorkerExited | None = None
+    pulse: Pulse | None = None
+    usual_ms: dict[Stage, deque[float]] = field(default_factory=dict)
+    stall_reported: bool = False
+    stall_base_ns: int = 0  # nothing before this moment counts as standing still
+    stall_rebase: bool = False
+
+    @property
+    def is_dead(self) -> bool:
+        return self.phase in DEAD
+
+    @property
+    def can_hear(self) -> bool:
+        return self.is_connected and self.phase in (Phase.JOINED, Phase.READY, Phase.FINISHED)
+
+    def move(self, trigger: str) -> None:
+        self.phase = next_phase(self.phase, trigger)
+
+    def status(self) -> WorkerStatus:
+        stage = self.pulse.stage if self.pulse else Stage.STARTING
+        return WorkerStatus(
+            task=self.task,
+            worker=self.name,
+            incarnation=self.incarnation,
+            pid=self.pid,
+            rank=self.rank,
+            waiting=self.waiting,
+            ready=self.phase in (Phase.READY, Phase.FINISHED),
+            epoch=self.epoch,
+            stage=Stage.DONE if self.has_finished else stage,
+            iteration=self.pulse.iteration if self.pulse else -1,
+        )
+
+
+@dataclass(slots=True)
+class Arena:
+    id: str
+    task: str
+    rank: Rank
+    owner: str  # worker that maps it
+    nbytes: int
+    digest: str
+
+
+@dataclass(slots=True)
+class Adoption:
+    """A request for a role's arena whose owner is not known to be gone yet."""
+
+    request_id: str
+    worker: str
+    arena: str
+    nbytes: int
+    digest: str
+    asked_ms: float
+
+
+@dataclass(slots=True)
+class State:
+    is_connected: bool = False  # to the coordinator
+    term: int = 0
+    sequence: int = 0
+    arena_count: int = 0
+    workers: dict[str, Worker] = field(default_factory=dict)
+    specs: dict[str, TaskSpec] = field(default_factory=dict)
+    plans: dict[str, EpochPlan] = field(default_factory=dict)
+    ended: dict[str, str] = field(default_factory=dict)  # task -> why
+    reports: deque[Report] = field(default_factory=deque)
+    arenas: dict[str, Arena] = field(default_factory=dict)  # by id
+    roles: dict[tuple[str, Rank], str] = field(default_factory=dict)  # (task, rank) -> arena id
+    adoptions: list[Adoption] = field(default_factory=list)
+    timers: dict[str, float] = field(default_factory=dict)
+
+    def free_slot(self) -> int:
+        used = {w.slot for w in self.workers.values() if w.phase is not Phase.GONE}
+        return next(i for i in range(len(used) + 1) if i not in used)
+
+    def of_task(self, task: str) -> list[Worker]:
+        return [w for w in self.workers.values() if w.task == task]

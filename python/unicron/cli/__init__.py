@@ -1,0 +1,75 @@
+"""The command line: a register of verbs, each in a module of its own, imported when it is called.
+
+A module has a function ``main`` whose annotations are typer's; adding a verb is adding a line to
+VERBS. Exit codes: 0 success, 2 wrong use, another on failure, with one line on stderr that says
+what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+
+# verb -> (module, what it does)
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("unicron.cli.run", "one task on this machine, in the place of torchrun"),
+    "demo": ("unicron.cli.demo", "train a real GPT, break it, compare with an undisturbed run"),
+    "coordinator": ("unicron.cli.coordinator", "a cluster's decider"),
+    "agent": ("unicron.cli.agent", "a node's supervisor"),
+    "submit": ("unicron.cli.submit", "give a job to the cluster"),
+    "ps": ("unicron.cli.ps", "tasks and how they are"),
+    "describe": ("unicron.cli.describe", "one task: its workers, roles, plan"),
+    "cancel": ("unicron.cli.cancel", "stop a task"),
+    "logs": ("unicron.cli.logs", "what the workers of a task wrote"),
+    "nodes": ("unicron.cli.nodes", "machines and how they are"),
+    "incidents": ("unicron.cli.incidents", "what failed, why, what was decided, what it cost"),
+    "inject": ("unicron.cli.inject", "a fault, exactly there"),
+    "doctor": ("unicron.cli.doctor", "is this machine fit, and what would heal here"),
+    "keys": ("unicron.cli.keys", "make a cluster's CURVE key pairs"),
+}
+
+USAGE = 2
+
+
+def usage() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: unicron COMMAND [OPTIONS]",
+            "",
+            "Keeps LLM training jobs earning: sees failures, finishes the interrupted iteration.",
+            "",
+            *lines,
+            "",
+            "unicron COMMAND --help shows options and an example.",
+        ]
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else USAGE
+    if words[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"unicron {version('unicron')}")
+        return 0
+    if words[0] not in VERBS:
+        close = difflib.get_close_matches(words[0], VERBS, n=1)
+        hint = f"did you mean {close[0]}?" if close else "unicron --help lists the commands"
+        sys.stderr.write(f"unicron: no command {words[0]!r}: {hint}\n")
+        return USAGE
+    try:
+        module = importlib.import_module(VERBS[words[0]][0])
+    except ModuleNotFoundError as error:
+        if error.name != VERBS[words[0]][0]:
+            raise
+        sys.stderr.write(f"unicron: {words[0]} is not part of this installation\n")
+        return 1
+    from unicron.cli.common import call
+
+    return call(words[0], module.main, words[1:])

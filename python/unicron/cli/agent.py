@@ -1,0 +1,48 @@
+"""unicron agent: a node's supervisor."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unicron.cli.common import Keys
+
+
+def main(
+    coordinator: Annotated[str, typer.Option(help="host:port of the coordinator.")],
+    slots: Annotated[int, typer.Option(min=1, help="Workers this node can hold.")],
+    understudies: Annotated[int, typer.Option(min=0, help="Warm processes beside them.")] = 1,
+    node: Annotated[str, typer.Option(help="Name of the node; default the host's.")] = "",
+    host: Annotated[str, typer.Option(help="Address under which others reach it.")] = "127.0.0.1",
+    keys: Keys = "",
+    run_dir: Annotated[Path, typer.Option(help="For its sockets; default by uid.")] = Path(""),
+    imports: Annotated[
+        str, typer.Option("--import", help="What the template imports beforehand.")
+    ] = "torch,megatron.core",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
+) -> int:
+    """A node's supervisor: starts workers, sees them die, keeps their state. Ends with them.
+
+    Example: unicron agent --coordinator 10.0.0.1:7070 --slots 8 --host 10.0.0.2 --keys keys
+    """
+    from unicron.runtime import logs
+    from unicron.runtime.agent_daemon import run_with_template
+    from unicron.runtime.agent_process import AgentSettings
+
+    logs.set_up(verbose=verbose)
+    name = node or socket.gethostname()
+    directory = run_dir if str(run_dir) != "." else Path(f"/tmp/unicron-{os.getuid()}") / name
+    settings = AgentSettings(
+        node=name,
+        coordinator=coordinator,
+        keys=keys or os.environ.get("UNICRON_KEYS", "keys"),
+        slots=slots,
+        understudies=understudies,
+        run_dir=str(directory),
+        host=host,
+    )
+    return run_with_template(settings, imports)

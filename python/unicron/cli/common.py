@@ -1,0 +1,105 @@
+"""What every command shares: calling typer, errors as one line, JSON or a table, the coordinator's
+address.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from unicron.runtime.client import CoordinatorRefused, CoordinatorSilent
+from unicron.runtime.files import FileProblem
+from unicron.runtime.journal_sqlite import JournalProblem
+from unicron.runtime.keys import KeyProblem
+
+FAILURE = 1
+KNOWN_PROBLEMS = (
+    CoordinatorRefused,
+    CoordinatorSilent,
+    FileProblem,
+    JournalProblem,
+    KeyProblem,
+    OSError,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Coordinator = Annotated[
+    str, typer.Option(help="host:port; default UNICRON_COORDINATOR, else 127.0.0.1:7070.")
+]
+Keys = Annotated[str, typer.Option(help="Key directory; default UNICRON_KEYS, else ./keys.")]
+
+
+class Problem(Exception):
+    """A failure that was understood: its text is the one line."""
+
+    def __init__(self, text: str, code: int = FAILURE) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def call(verb: str, function: Callable[..., Any], words: list[str]) -> int:
+    """Run a verb's main; its return value is the exit code (None: 0)."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    context = {"allow_interspersed_args": verb != "run", "help_option_names": ["-h", "--help"]}
+    app.command(context_settings=context)(function)
+    try:
+        result = app(words, prog_name=f"unicron {verb}", standalone_mode=False)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        return _failed(verb, error)
+    return result if isinstance(result, int) else 0
+
+
+def _failed(verb: str, error: Exception) -> int:
+    if isinstance(error, Problem):
+        sys.stderr.write(f"unicron {verb}: {error}\n")
+        return error.code
+    show = getattr(error, "format_message", None)  # click's usage errors
+    if show is not None:
+        sys.stderr.write(f"unicron {verb}: {show().rstrip('.')}; unicron {verb} --help shows how\n")
+        return int(getattr(error, "exit_code", 2))
+    if type(error).__name__ == "Abort":
+        return 130
+    if isinstance(error, KNOWN_PROBLEMS):
+        sys.stderr.write(f"unicron {verb}: {error}\n")
+        return FAILURE
+    raise error
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=None, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def print_table(
+    rows: Iterable[dict[str, Any]], columns: Sequence[str], empty: str, title: str = ""
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.replace("_", " "))
+    count = 0
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+        count += 1
+    if count:
+        Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    else:
+        print(empty)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value)

@@ -1,0 +1,63 @@
+"""unicron incidents: what failed, why, what was decided, what it cost."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from unicron.cli.common import Coordinator, Json, Keys, print_json, print_table
+
+COLUMNS = (
+    "id",
+    "task",
+    "severity",
+    "fault",
+    "root",
+    "method",
+    "outcome",
+    "detect_ms",
+    "decide_ms",
+    "resume_ms",
+    "lost_ms",
+    "cause",
+)
+
+
+def main(
+    incident: Annotated[str, typer.Argument(metavar="[ID]", help="One incident in full.")] = "",
+    task: Annotated[str, typer.Option(help="Only those of this task.")] = "",
+    coordinator: Coordinator = "",
+    keys: Keys = "",
+    json: Json = False,
+) -> None:
+    """What failed, why, what was decided, what it cost.
+
+    Example: unicron incidents i3
+    """
+    from unicron.runtime.client import from_environment
+
+    found = from_environment(coordinator, keys).ask("incidents", id=incident, task=task)
+    if json:
+        print_json({"incidents": found})
+    elif incident:
+        show(found[0])
+    else:
+        print_table(map(row_of, found), COLUMNS, "no incidents")
+
+
+def row_of(incident: dict[str, Any]) -> dict[str, Any]:
+    root = incident["root"]
+    place = root["node"] if root["rank"] < 0 else f"{root['node']} rank {root['rank']}"
+    return {**incident, "root": place, "outcome": incident["outcome"] or "open"}
+
+
+def show(incident: dict[str, Any]) -> None:
+    for name, value in row_of(incident).items():
+        if name not in ("timeline", "text") and value not in ("", None):
+            print(f"{name.replace('_', ' '):>26}  {value}")
+    if incident["text"]:
+        print(f"{'text':>26}  {incident['text']}")
+    start = incident["timeline"][0][0] if incident["timeline"] else 0.0
+    for at_ms, text in incident["timeline"]:
+        print(f"{at_ms - start:>23.1f} ms  {text}")

@@ -1,0 +1,21 @@
+"""unicron nodes: machines and how they are."""
+
+from __future__ import annotations
+
+from unicron.cli.common import Coordinator, Json, Keys, print_json, print_table
+
+COLUMNS = ("node", "phase", "slots", "understudies", "workers", "incarnation", "store")
+
+
+def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False) -> None:
+    """Machines and how they are.
+
+    Example: unicron nodes
+    """
+    from unicron.runtime.client import from_environment
+
+    nodes = from_environment(coordinator, keys).ask("nodes")
+    if json:
+        print_json({"nodes": nodes})
+    else:
+        print_table(nodes, COLUMNS, "no agent has said hello yet")

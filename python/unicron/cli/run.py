@@ -1,0 +1,130 @@
+"""unicron run: one task on this machine, in the place of torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unicron.cli.common import Json, Problem, print_json
+
+HINT = (
+    "this script does not join unicron: it is supervised, and after a failure all of its workers"
+    " start again. With unicron.join() in it the interrupted iteration would be finished instead"
+    " (docs/TRAINING.md)"
+)
+
+
+def main(
+    script: Annotated[list[str], typer.Argument(help="SCRIPT ARGS… or, with -m, MODULE ARGS…")],
+    agents: Annotated[
+        int, typer.Option("--agents", "--nnodes", min=1, help="As if so many nodes.")
+    ] = 1,
+    nproc_per_node: Annotated[
+        str, typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers a node, or auto.")
+    ] = "1",
+    understudies: Annotated[
+        int, typer.Option(min=-1, help="Warm processes a node; default 1 where the script joins.")
+    ] = -1,
+    log_dir: Annotated[str, typer.Option("--log-dir", "--log_dir")] = "unicron-logs",
+    tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline-parallel size.")] = 1,
+    micro_batches: Annotated[
+        int, typer.Option(help="Of one iteration, for the whole task; default 4 a replica.")
+    ] = 0,
+    micro_batch: Annotated[int, typer.Option(help="Samples in one.")] = 1,
+    checkpoint_dir: Annotated[str, typer.Option()] = "",
+    checkpoint_every: Annotated[int, typer.Option(help="Iterations; 0: never.")] = 0,
+    stopped_grace: Annotated[
+        float, typer.Option(help="Seconds a stopped worker is given before it is ended.")
+    ] = 5.0,
+    max_restarts: Annotated[int, typer.Option("--max-restarts", "--max_restarts")] = 10,
+    name: Annotated[str, typer.Option(help="Of the task; default the script's.")] = "",
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module.")] = False,
+    managed: Annotated[
+        bool | None, typer.Option(help="Does the script call unicron.join()? Default: look.")
+    ] = None,
+    imports: Annotated[
+        str, typer.Option("--import", help="Imported once, before workers are forked.")
+    ] = "torch,megatron.core,unicron.training",
+    standalone: Annotated[bool, typer.Option("--standalone", help="Always so here.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Do not show what the workers write.")] = False,
+    json: Json = False,
+) -> int:
+    """One task on this machine, in the place of torchrun. Ends with the script's exit code.
+
+    Example: unicron run --agents 2 --nproc-per-node 2 train.py --lr 1e-3
+    """
+    from unicron.coordinator.job import Job
+    from unicron.runtime.job_file import absolute, world_layout
+    from unicron.runtime.runner import seems_managed
+
+    del standalone
+    command = (sys.executable, *(("-m",) if module else ()), *script)
+    if not module and not Path(script[0]).is_file():
+        raise Problem(f"no script {script[0]}", 2)
+    slots = _slots(nproc_per_node)
+    is_managed = seems_managed(command) if managed is None else managed
+    layout = world_layout(agents * slots, tp, pp, micro_batch, micro_batches)
+    warm = understudies if understudies >= 0 else int(is_managed)
+    job = Job(
+        name=name or Path(script[0]).stem,
+        command=command,
+        layout=layout,
+        cwd=os.getcwd(),
+        log_dir=absolute(log_dir),
+        managed=is_managed,
+        understudies=warm if is_managed else 0,
+        stopped_grace_ms=round(stopped_grace * 1000),
+        checkpoint_dir=absolute(checkpoint_dir),
+        checkpoint_every=checkpoint_every,
+        restart_max=max_restarts,
+    )
+    if not is_managed:
+        sys.stderr.write(f"unicron run: {HINT}\n")
+    return _run(job, agents, slots, imports if is_managed else "", quiet=quiet, json=json)
+
+
+def _slots(text: str) -> int:
+    if text in ("auto", "cpu"):
+        return os.cpu_count() or 1
+    if not text.isdecimal() or int(text) < 1:
+        raise Problem(f"--nproc-per-node {text!r}: give a number of at least 1, or auto", 2)
+    return int(text)
+
+
+def _run(job: Any, agents: int, slots: int, imports: str, *, quiet: bool, json: bool) -> int:
+    from unicron.cli.run_view import RunView
+    from unicron.runtime.local_cluster import ClusterProblem, LocalCluster
+    from unicron.runtime.runner import run_task
+
+    def interrupted(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupted)
+    logs = Path(job.log_dir)
+    cluster = LocalCluster(
+        agents, slots, job.understudies, imports=imports, log_dir=logs / ".unicron"
+    )
+    view = RunView(logs / job.name, quiet=quiet, to_stderr=json)
+    try:
+        view.say("starting")
+        cluster.start()
+        result = run_task(cluster, job, view.watch())
+    except ClusterProblem as problem:
+        raise Problem(str(problem)) from None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # nothing may cut the cleaning short
+        view.close()
+        cluster.stop()
+    if json:
+        print_json({**vars(result), "log_dir": str(logs / job.name)})
+    else:
+        view.summary(result)
+    return result.exit_code

@@ -1,0 +1,92 @@
+"""The members' accounts of a recovery (Healed), folded into the incidents that their epoch
+answers.
+"""
+
+from __future__ import annotations
+
+from unicron.coordinator.journal import CheckpointSaved, HealingClosed
+from unicron.coordinator.state import TaskState
+from unicron.coordinator.step import Step
+from unicron.coordinator.symptoms import member_speaks, speaker
+from unicron.messages import Healed, Saved
+from unicron.types import Outcome, PlanKind, StateSource
+
+_FARTHEST = (  # of several sources the farthest is the incident's
+    StateSource.NONE_NEEDED,
+    StateSource.OWN_ARENA,
+    StateSource.NODE_ARENA,
+    StateSource.REPLICA,
+    StateSource.BUDDY,
+    StateSource.CHECKPOINT,
+)
+
+
+def on_healed(step: Step, task: TaskState, body: Healed) -> None:
+    if member_speaks(step, task, body) is None:
+        return
+    if body.epoch < task.epoch:
+        step.refuse("stale_epoch", f"healed in epoch {body.epoch}, now {task.epoch}")
+        return
+    if body.rank not in task.awaiting:
+        step.refuse("duplicate", f"rank {body.rank} already gave its account of {task.epoch}")
+        return
+    task.healed[body.rank] = body
+    task.awaiting.discard(body.rank)
+    task.iteration = max(task.iteration, body.iteration)
+    step.touch(task)
+
+
+def on_saved(step: Step, task: TaskState, body: Saved) -> None:
+    """Sent when the checkpoint is complete for everybody: the newest one is what RESTORE loads."""
+    if speaker(step, task, body.worker) is None:
+        return
+    if task.checkpoint is not None and body.iteration <= task.checkpoint[0]:
+        step.refuse("stale_checkpoint", f"iteration {body.iteration}, have {task.checkpoint[0]}")
+        return
+    step.write(CheckpointSaved(task.name, body.iteration, body.path), "a checkpoint is complete")
+
+
+def close_healing(step: Step, task: TaskState, reason: str) -> None:
+    """HEALING is over: every incident that the present epoch answers gets what the members
+    measured.
+    """
+    step.cancel_timer("heal", task.name, reason)
+    accounts = _accounts(task)
+    for incident in step.state.open_incidents(task.name):
+        if not incident.epoch:
+            continue
+        resized = incident.kind is PlanKind.SHRINK
+        step.change_incident(
+            incident,
+            reason,
+            outcome=Outcome.RESIZED if resized else Outcome.HEALED,
+            resume_ms=(incident.detect_ms or 0.0) + step.now_ms - incident.opened_ms,
+            **accounts,
+        )
+    task.move("healed")
+    if not task.awaiting:  # else somebody may be anywhere: the next plan wounds everybody
+        step.write(HealingClosed(task.name, task.epoch), reason)
+    task.awaiting = set()
+    task.healed = {}
+    task.heal_tries = 0
+    delay_ms = step.config.understudy_delay_ms
+    step.set_timer("understudy", task.name, delay_ms, "understudies are replaced after the healing")
+
+
+def _accounts(task: TaskState) -> dict[str, object]:
+    if not task.healed:
+        return {}
+    healed = task.healed.values()
+    heirs = task.plan.heirs if task.plan else ()
+    sources = [h.state_source for h in healed if h.rank in heirs or not heirs]
+    known = [StateSource(s) for s in sources if s in set(StateSource)]
+    pairs = {pair for h in healed for pair in h.micro_batches_recomputed}
+    return {
+        "lost_ms": max(h.iteration_ms - h.median_ms for h in healed),
+        "state_source": max(known, key=_FARTHEST.index, default=StateSource.NONE_NEEDED),
+        "iterations_lost": max(h.iterations_lost for h in healed),
+        "micro_batches_recomputed": len(pairs),
+        # every member of a group counts it, so the sum would count groups several times
+        "groups_kept": max(h.groups_kept for h in healed),
+        "groups_rebuilt": max(h.groups_rebuilt for h in healed),
+    }

@@ -1,0 +1,45 @@
+"""Bounds of the coordinator's waits and queues: every wait has one, in milliseconds, none is
+forever.
+
+Defaults are for one machine or one data centre; a test or the simulator passes its own.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    # nodes
+    reconnect_grace_ms: float = 250.0  # between two probes of a node whose connection ended
+    silence_ms: float = 2_000.0  # no heartbeat: suspicion, probe
+    silence_ms_max: float = 15_000.0  # suspicion that long, and a second signal: lost
+    # after our own restart: until an agent must have said hello again
+    return_ms_max: float = 10_000.0
+    # symptoms
+    # a failed collective without a death: how long a death may still arrive
+    diagnose_ms: float = 30.0
+    exception_exit_ms: float = 100.0  # from ExceptionRaised to the process's own end
+    # until an ended worker must be reported lost; then the order is repeated
+    end_ms: float = 2_000.0
+    end_tries_max: int = 3
+    reconnect_tries_max: int = 2  # RECONNECT in one iteration, before a worker is replaced
+    # RECONNECT after a healing that nobody reported, before all start again
+    heal_tries_max: int = 2
+    # waits of a task
+    join_ms_max: float = 300_000.0  # first start: imports and unicron.join() of every member
+    ready_ms_max: float = 60_000.0  # a worker started for a lost role
+    joiner_ms_max: float = 300_000.0  # a replica that comes back
+    join_tries_max: int = 3  # per missing replica
+    heal_ms_max: float = 60_000.0  # from a plan to the last member's account
+    # a new understudy's imports must not slow the healing down
+    understudy_delay_ms: float = 2_000.0
+    finish_ms_max: float = 30_000.0  # from the last Finished, or a stop, to the last exit
+    # queues
+    plans_kept_max: int = 64  # per task: what explains a late report
+    incidents_kept_max: int = 1_000
+    tasks_max: int = 256
+    nodes_max: int = 4_096
+    # unmanaged scripts
+    master_port_first: int = 29_500
+    master_port_count: int = 2_000

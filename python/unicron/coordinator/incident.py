@@ -1,0 +1,53 @@
+"""An incident: one failure with its root, severity, timeline and cost. Symptoms fold into it.
+
+Times are the coordinator's except `detect_ms`, which is a difference on the clock of the node that
+saw it. All
+three of detect, decide and resume count from the fault itself where its time is known, else from
+its sight.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from unicron.types import Method, Outcome, PlanKind, Rank, Severity, Stage, StateSource
+
+
+class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    task: str
+    fault: str  # worker lost | exception | stopped | stalled | connection | node lost | state lost
+    severity: Severity
+    node: str
+    rank: Rank  # -1: no role was involved
+    method: Method
+    opened_ms: float
+    cause: str = ""
+    text: str = ""
+    where: str = ""
+    log: str = ""
+    worker: str = ""
+    incarnation: int = -1
+    # what must not come back at the same place; '' = says nothing about the code
+    signature: str = ""
+    iteration: int = -1
+    micro_batch: int = -1
+    stage: Stage = Stage.IDLE
+    detect_ms: float | None = None
+    decide_ms: float | None = None
+    resume_ms: float | None = None
+    lost_ms: float = 0.0
+    state_source: StateSource = StateSource.NONE_NEEDED
+    iterations_lost: int = 0
+    micro_batches_recomputed: int = 0
+    groups_kept: int = 0
+    groups_rebuilt: int = 0
+    epoch: int = 0  # the plan that answers it; 0: not decided yet
+    kind: PlanKind | None = None
+    outcome: Outcome | None = None  # None: open
+    part_of: str = ""  # a worker's death that turned out to be its node's
+    timeline: tuple[tuple[float, str], ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        return self.outcome is None

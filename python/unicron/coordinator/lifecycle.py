@@ -1,0 +1,52 @@
+"""Ends of a task: done, stopped, and the last exits, which are awaited with a bound."""
+
+from __future__ import annotations
+
+from unicron.coordinator.journal import TaskEnded
+from unicron.coordinator.state import TaskState
+from unicron.coordinator.step import Step
+from unicron.messages import FinishUnderstudies, StopTask
+from unicron.types import Outcome
+
+TASK_TIMERS = ("diagnose", "ready", "join", "joiner", "heal", "understudy", "finish")
+
+
+def stop_task(step: Step, task: TaskState, cause: str) -> None:
+    """No recovery will help (or a person said so). The cause is what a person reads first."""
+    if task.is_over and task.outcome == "stopped":
+        return
+    step.write(TaskEnded(task.name, "stopped", cause), cause)
+    task.move("stop")
+    for node in task.nodes():
+        step.send(node, StopTask(task.name, cause), cause)
+    for incident in step.state.open_incidents(task.name):
+        step.change_incident(incident, "the task is stopped", outcome=Outcome.STOPPED)
+    _await_exits(step, task, cause)
+
+
+def finish_task(step: Step, task: TaskState, reason: str) -> None:
+    step.write(TaskEnded(task.name, "done", reason), reason)
+    task.move("done")
+    for node in task.nodes():
+        step.send(node, FinishUnderstudies(task.name, reason), reason)
+    for incident in step.state.open_incidents(task.name):
+        step.change_incident(incident, "the task is done", outcome=Outcome.UNAFFECTED)
+    _await_exits(step, task, reason)
+
+
+def _await_exits(step: Step, task: TaskState, reason: str) -> None:
+    cancel_timers(step, task, reason)
+    step.set_timer("finish", task.name, step.config.finish_ms_max, "until the last worker is gone")
+    step.touch(task)
+
+
+def cancel_timers(step: Step, task: TaskState, reason: str) -> None:
+    for kind in TASK_TIMERS:
+        step.cancel_timer(kind, task.name, reason)
+
+
+def settle_exits(step: Step, task: TaskState) -> None:
+    """FINISHING or STOPPING: over when nobody is left."""
+    if not task.workers:
+        cancel_timers(step, task, "no worker is left")
+        task.move("emptied")

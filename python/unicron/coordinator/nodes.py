@@ -1,0 +1,234 @@
+"""Nodes: hello, silence, disconnection, and the verdict. Silence is suspicion; only evidence makes
+a node lost.
+
+Evidence is: its store endpoint refuses connections; or its agent came back with a higher
+incarnation; or its
+connection ended, it does not answer, and members on other nodes report failed collectives (a
+second, independent
+signal); or it has been silent for a long bound while others wait for a plan that cannot reach it.
+"""
+
+from __future__ import annotations
+
+from unicron.coordinator.incident import Incident
+from unicron.coordinator.journal import NodeDeclaredLost, NodeJoined
+from unicron.coordinator.state import NodeState, TaskState
+from unicron.coordinator.step import Step
+from unicron.coordinator.transitions import NodePhase, TaskPhase
+from unicron.coordinator.workers import forget_worker, is_member, note_status
+from unicron.messages import AgentHeartbeat, AgentHello, AgentWelcome, EndWorker, PublishEpoch
+from unicron.types import Method, Severity
+
+
+def on_hello(step: Step, name: str, hello: AgentHello) -> None:
+    known = step.state.nodes.get(name)
+    if known is None and len(step.state.nodes) >= step.config.nodes_max:
+        step.refuse("too_many_nodes", f"{name}: {step.config.nodes_max} nodes are known")
+        return
+    if known is not None and hello.incarnation < known.incarnation:
+        step.refuse("stale_incarnation", f"{name}: {hello.incarnation} < {known.incarnation}")
+        return
+    is_new = known is None or hello.incarnation > known.incarnation
+    if known is not None and is_new and known.phase is not NodePhase.LOST:
+        lose_node(step, known, f"its agent came back as incarnation {hello.incarnation}")
+    if is_new or known is None or (known.slots, known.store) != (hello.slots, hello.store):
+        joined = NodeJoined(
+            name, hello.incarnation, hello.slots, hello.understudies, hello.store, hello.store_key
+        )
+        step.write(joined, f"{name} says hello")
+    node = step.state.nodes[name]
+    node.move("hello", step.now_ms)
+    node.is_connected, node.probe_answer = True, ""
+    step.cancel_timer("verdict", name, "it is back")
+    step.set_timer("silence", name, step.config.silence_ms, "heartbeats are due")
+    step.send(name, AgentWelcome(step.state.term), "hello")
+    _reconcile(step, name, hello)
+    for task in step.state.tasks.values():
+        if is_new:
+            task.joins.clear()
+        if not task.is_over or task.nodes():
+            step.touch(task)
+
+
+def _reconcile(step: Step, name: str, hello: AgentHello) -> None:
+    """Agents know which workers live; the journal knows the epochs. Each wins for its own."""
+    here = {status.worker: status for status in hello.workers}
+    for task in step.state.tasks.values():
+        for worker in [w for w in task.workers.values() if w.node == name]:
+            if worker.name in here:
+                note_status(step, task, here[worker.name])
+                if worker.end_reason:
+                    end = EndWorker(task.name, worker.name, worker.end_reason)
+                    step.send(name, end, "the order may have been lost")
+            else:
+                _absent(step, task, worker.name)
+        _catch_up(step, task, name, hello)
+    for status in hello.workers:
+        if step.state.task_of_worker(status.worker) is None:
+            step.send(
+                name,
+                EndWorker(status.task, status.worker, "no live worker of a known task"),
+                f"{status.worker} outlived what it was started for",
+            )
+
+
+def _absent(step: Step, task: TaskState, name: str) -> None:
+    """It died, or its order was lost, while nobody listened. Ended once more, should the order
+    still arrive.
+    """
+    worker = task.workers[name]
+    reason = "not among the workers its agent has"
+    step.send(worker.node, EndWorker(task.name, name, reason), reason)
+    known = any(i.worker == name and i.task == task.name for i in step.state.incidents.values())
+    newest = max(
+        (w.incarnation for w in task.workers.values() if w.rank == worker.rank), default=-1
+    )
+    replaced = task.plan is None and newest > worker.incarnation
+    skip = known or replaced or task.is_over or task.is_restarting or worker.rank in task.finished
+    if is_member(task, worker) and not skip:
+        opened = Incident(
+            id="", task=task.name, fault="worker lost", severity=Severity.SEV2, node=worker.node,
+            rank=worker.rank, method=Method.PROCESS, opened_ms=0.0, worker=name,
+            incarnation=worker.incarnation, text=reason,
+        )  # fmt: skip
+        step.open_incident(opened, f"{name} is {reason}")
+    forget_worker(step, task, worker, reason)
+
+
+def _catch_up(step: Step, task: TaskState, name: str, hello: AgentHello) -> None:
+    plan = next((p for p in hello.plans if p.task == task.name), None)
+    if plan is not None and plan.epoch > task.epoch:
+        step.refuse("epoch_unknown", f"{name} knows epoch {plan.epoch} of {task.name}")
+        task.epoch_floor = max(task.epoch_floor, plan.epoch)
+    behind = plan is None or plan.epoch < task.epoch
+    if behind and task.plan is not None and not task.is_over and name in task.nodes():
+        step.send(name, PublishEpoch(task.plan), f"{name} missed epoch {task.epoch}")
+
+
+def on_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
+    if message.incarnation != node.incarnation:
+        step.refuse("stale_incarnation", f"{node.name}: {message.incarnation}")
+        return
+    if node.phase is NodePhase.SUSPECT and node.is_connected:
+        node.move("heard", step.now_ms)
+        node.probe_answer = ""
+        step.cancel_timer("verdict", node.name, "its heartbeat came")
+        for task in step.state.tasks.values():
+            step.touch(task)
+    step.set_timer("silence", node.name, step.config.silence_ms, "heartbeats are due")
+    for status in message.workers:
+        task_of = step.state.tasks.get(status.task)
+        if task_of is not None and status.worker in task_of.workers:
+            note_status(step, task_of, status)
+
+
+def suspect_node(step: Step, node: NodeState, trigger: str, reason: str) -> None:
+    if trigger == "disconnected":
+        node.is_connected = False
+    if node.phase is NodePhase.UP:
+        node.move(trigger, step.now_ms)
+    elif node.phase is not NodePhase.SUSPECT:
+        step.refuse("not_up", f"{node.name} is {node.phase.value}")
+        return
+    step.cancel_timer("silence", node.name, reason)
+    ask(step, node, reason)
+
+
+def ask(step: Step, node: NodeState, reason: str) -> None:
+    step.probe(node, reason)
+    grace_ms = step.config.reconnect_grace_ms
+    step.set_timer("verdict", node.name, grace_ms, "it may reconnect, or answer the probe")
+
+
+def on_probed(step: Step, node: NodeState, answer: str) -> None:
+    if node.phase in (NodePhase.UP, NodePhase.LOST):
+        step.refuse("stale_probe", f"{node.name} is {node.phase.value}")
+        return
+    node.probe_answer = answer
+    judge(step, node)
+
+
+def on_verdict(step: Step, node: NodeState) -> None:
+    if node.phase in (NodePhase.UP, NodePhase.LOST):
+        return
+    if not judge(step, node):
+        ask(step, node, "it neither came back nor is it known to be gone")
+
+
+def judge(step: Step, node: NodeState) -> bool:
+    """True when the evidence suffices: the node is lost."""
+    elapsed_ms = step.now_ms - node.since_ms
+    awaited = node.phase is NodePhase.AWAITED
+    bound_ms = step.config.return_ms_max if awaited else step.config.silence_ms_max
+    echoes = [t.name for t in step.state.tasks.values() if _has_echo(t, node.name)]
+    waiting = [t.name for t in step.state.tasks.values() if _is_waiting(t, node.name)]
+    evidence = ""
+    if node.probe_answer == "gone":
+        evidence = "its store endpoint refuses connections"
+    elif node.probe_answer == "unknown" and not node.is_connected and echoes:
+        evidence = (
+            "its connection ended, it does not answer, and members elsewhere lost their peers"
+        )
+    elif elapsed_ms >= bound_ms and (echoes or waiting):
+        evidence = f"silent for {elapsed_ms:.0f} ms while others wait for it"
+    if evidence:
+        lose_node(step, node, evidence)
+    return bool(evidence)
+
+
+def _has_echo(task: TaskState, node: str) -> bool:
+    """A member on another node reports a failed collective, or that it waits, and this node has
+    members.
+    """
+    if task.plan is None or not any(m.node == node for m in task.plan.members):
+        return False
+    elsewhere = [m for m in task.plan.members if m.node != node]
+    for member in elsewhere:
+        worker = task.workers.get(member.worker)
+        stalled = worker.stalled if worker is not None else None
+        if member.rank in task.reports or (stalled and stalled.waiting_in_collective):
+            return True
+    return False
+
+
+def _is_waiting(task: TaskState, node: str) -> bool:
+    """The task cannot go on without a word from this node."""
+    if node not in task.nodes():
+        return False
+    return task.phase in (
+        TaskPhase.STARTING, TaskPhase.RECOVERING, TaskPhase.HEALING, TaskPhase.SUSPENDED,
+        TaskPhase.FINISHING, TaskPhase.STOPPING,
+    )  # fmt: skip
+
+
+def lose_node(step: Step, node: NodeState, evidence: str) -> None:
+    """Its agent is gone, and workers do not outlive their agent: all its workers are lost."""
+    hit: list[TaskState] = []
+    for task in step.state.tasks.values():
+        here = [w for w in task.workers.values() if w.node == node.name]
+        for worker in here:
+            for kind in ("end", "stop", "exception", "stall"):
+                step.cancel_timer(kind, worker.name, evidence)
+        if here and not task.is_over and any(is_member(task, w) for w in here):
+            hit.append(task)
+        if here:
+            step.touch(task)
+    since_ms = node.since_ms if node.phase is NodePhase.SUSPECT else step.now_ms
+    step.write(NodeDeclaredLost(node.name, node.incarnation, evidence), evidence)
+    node.move("gone", step.now_ms)
+    node.is_connected = False
+    for kind in ("verdict", "silence"):
+        step.cancel_timer(kind, node.name, evidence)
+    for task in hit:
+        lost = sorted(r for r in task.lost if task.placement.get(r) == node.name)
+        incident = step.open_incident(
+            Incident(
+                id="", task=task.name, fault="node lost", severity=Severity.SEV1, node=node.name,
+                rank=lost[0] if lost else -1, method=Method.CONNECTION, opened_ms=since_ms,
+                cause=evidence, iteration=task.iteration,
+            ),
+            f"{node.name} is lost: {evidence}",
+        )  # fmt: skip
+        for other in step.state.open_incidents(task.name):
+            if other.node == node.name and other.worker:
+                step.change_incident(other, "its node is lost", part_of=incident.id)

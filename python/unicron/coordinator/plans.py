@@ -1,0 +1,112 @@
+"""Making and publishing a plan: journaled first, then sent to every node that has workers of the
+task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from unicron.coordinator.diagnosis import is_explained
+from unicron.coordinator.journal import EpochDecided
+from unicron.coordinator.state import TaskState, node_order
+from unicron.coordinator.step import Step
+from unicron.coordinator.workers import end_worker
+from unicron.messages import PublishEpoch
+from unicron.types import EpochPlan, Member, PlanKind, Rank
+
+
+class Decision(NamedTuple):
+    kind: PlanKind
+    members: dict[Rank, str]  # rank -> worker
+    touched: Iterable[Rank]
+    heirs: Iterable[Rank]
+    reason: str
+
+
+def publish(step: Step, task: TaskState, decision: Decision) -> None:
+    if task.is_unhealed and task.plan is not None:
+        # A failure during a recovery wounds everybody: some members of a whole replica may have met
+        # and compute again while others did not, and only a wounded replica agrees inside itself.
+        # (It also makes a plan that some agent missed harmless: the newest one says it all.)
+        decision = decision._replace(
+            touched={*decision.touched, *decision.members, *task.plan.touched}
+        )
+    plan = _plan_of(step, task, decision)
+    step.write(EpochDecided(plan), decision.reason)
+    for incident in step.state.open_incidents(task.name):
+        if incident.epoch:  # a failure during its recovery: the newer plan closes it too
+            continue
+        step.change_incident(
+            incident,
+            f"epoch {plan.epoch}: {decision.reason}",
+            epoch=plan.epoch,
+            kind=plan.kind,
+            decide_ms=(incident.detect_ms or 0.0) + step.now_ms - incident.opened_ms,
+        )
+    for node in task.nodes():
+        step.send(node, PublishEpoch(plan), decision.reason)
+    _after(step, task, plan)
+
+
+def _plan_of(step: Step, task: TaskState, decision: Decision) -> EpochPlan:
+    layout = task.job.layout
+    members = tuple(
+        Member(rank, worker.node, worker.name, worker.incarnation)
+        for rank, worker in sorted((r, task.workers[w]) for r, w in decision.members.items())
+    )
+    host = step.state.nodes[min({m.node for m in members}, key=node_order)]
+    is_restore = decision.kind is PlanKind.RESTORE
+    assert not is_restore or task.checkpoint is not None
+    return EpochPlan(
+        task=task.name,
+        epoch=max(task.epoch, task.epoch_floor) + 1,
+        kind=decision.kind,
+        layout=layout,
+        replicas=tuple(sorted({layout.replica_of(r) for r in decision.members})),
+        members=members,
+        touched=tuple(sorted(set(decision.touched))),
+        heirs=tuple(sorted(set(decision.heirs))),
+        store=host.store,
+        store_key=host.store_key,
+        restore=task.checkpoint[1] if is_restore and task.checkpoint else "",
+        incidents=tuple(i.id for i in step.state.open_incidents(task.name)),
+        reason=decision.reason,
+    )
+
+
+def _after(step: Step, task: TaskState, plan: EpochPlan) -> None:
+    """The waits of the old epoch end, those of the new one begin."""
+    task.reports = {k: r for k, r in task.reports.items() if not is_explained(task, r)}
+    task.reports_ripe = False
+    task.refills.clear()
+    if plan.kind is PlanKind.GROW:
+        task.joins.clear()
+    for kind in ("diagnose", "ready", "join"):
+        step.cancel_timer(kind, task.name, "a plan is out")
+    for worker in task.workers.values():
+        worker.stalled = None
+        step.cancel_timer("stall", worker.name, "a plan is out")
+    task.healed = {}
+    if plan.kind is PlanKind.START:
+        task.move("started")
+        task.awaiting = set()
+        return
+    task.move("planned")
+    task.awaiting = set(plan.ranks)
+    task.heal_iteration = task.iteration
+    step.set_timer("heal", task.name, step.config.heal_ms_max, "every member must give its account")
+    step.set_timer(
+        "understudy", task.name, step.config.understudy_delay_ms + step.config.heal_ms_max,
+        "understudies are replaced after the healing, at the latest then",
+    )  # fmt: skip
+
+
+def end_leavers(step: Step, task: TaskState, former: EpochPlan) -> None:
+    """Survivors of a replica that left hold no role any more; they start anew when their replica
+    comes back.
+    """
+    for member in former.members:
+        worker = task.workers.get(member.worker)
+        if worker is not None and task.role_of(worker.name) is None:
+            end_worker(step, task, worker, f"its replica left the task in epoch {task.epoch}")

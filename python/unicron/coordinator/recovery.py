@@ -1,0 +1,281 @@
+"""From facts to a plan: who takes each lost role, which replicas leave, what broken connections
+need.
+
+`settle_recovery` is called after every event that changed facts of a task with an epoch. It waits
+only for things
+that have a timer: a node's verdict, a waiting worker that is getting ready, the diagnosis moment.
+Then one plan
+covers all that is lost (the alternative, a plan per loss, makes everybody regroup several times).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from unicron.coordinator.diagnosis import all_wait, is_explained, stall_root
+from unicron.coordinator.incident import Incident
+from unicron.coordinator.lifecycle import finish_task, stop_task
+from unicron.coordinator.plans import Decision, end_leavers, publish
+from unicron.coordinator.starting import restart_all, suspend
+from unicron.coordinator.state import Purpose, TaskState, WorkerState
+from unicron.coordinator.step import Step
+from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
+from unicron.coordinator.workers import between_ms, end_worker, incident_of, start_workers
+from unicron.types import Method, PlanKind, Rank, Severity
+
+
+class Refills(msgspec.Struct):
+    """What becomes of the lost roles, as far as it is known."""
+
+    heirs: dict[Rank, str] = {}  # rank -> worker
+    leaving: set[int] = set()  # replicas that cannot be refilled
+    coming: set[Rank] = set()  # roles whose worker is not ready yet
+    to_start: list[tuple[str, Rank, Purpose]] = []
+
+
+def settle_recovery(step: Step, task: TaskState) -> None:
+    plan = task.plan
+    assert plan is not None
+    if all(rank in task.finished for rank in plan.ranks if rank not in task.lost):
+        finish_task(step, task, "every member finished its last iteration")
+        return
+    _settle_stalls(step, task)
+    if task.is_over or task.is_restarting:
+        return
+    task.reports = {k: r for k, r in task.reports.items() if not is_explained(task, r)}
+    if not task.lost and not task.state_lost and not (task.reports and task.reports_ripe):
+        if not task.reports and task.phase is TaskPhase.RECOVERING:
+            task.move("explained")
+        return
+    if task.finished:
+        _wait_for_the_last(step, task)
+        return
+    if task.phase is not TaskPhase.RECOVERING:
+        task.move("wounded")
+        step.cancel_timer("heal", task.name, "a failure during the healing")
+    refills = _refills(step, task)
+    if refills.to_start:
+        start_workers(step, task, refills.to_start, "no understudy is there for a lost role")
+    if refills.coming and not step.has_timer("ready", task.name):
+        step.set_timer("ready", task.name, step.config.ready_ms_max, "a worker gets ready")
+    if not refills.coming and not _verdict_pending(step, task, refills.leaving):
+        _decide(step, task, refills)
+
+
+def _wait_for_the_last(step: Step, task: TaskState) -> None:
+    """Somebody has returned from the last iteration, so no new epoch can have everybody: only wait,
+    bounded.
+    """
+    if not step.has_timer("finish", task.name):
+        step.set_timer(
+            "finish", task.name, step.config.finish_ms_max, "the last members may finish"
+        )
+
+
+def _refills(step: Step, task: TaskState) -> Refills:
+    refills = Refills()
+    taken: set[str] = set()
+    layout = task.job.layout
+    for rank in sorted(task.lost):
+        node = step.state.nodes[task.placement[rank]]
+        if node.phase is NodePhase.LOST or task.refills.get(rank, 0) > task.job.restart_max:
+            refills.leaving.add(layout.replica_of(rank))
+    for rank in sorted(task.lost):
+        if layout.replica_of(rank) in refills.leaving:
+            continue
+        waiting = [
+            w for w in task.workers.values()
+            if w.node == task.placement[rank] and w.name not in taken
+        ]  # fmt: skip
+        heir = _best([w for w in waiting if w.is_candidate], rank)
+        coming = _best([w for w in waiting if w.is_coming], rank)
+        if heir is not None:
+            taken.add(heir.name)
+            refills.heirs[rank] = heir.name
+        elif coming is not None:
+            taken.add(coming.name)
+            refills.coming.add(rank)
+        else:
+            refills.coming.add(rank)
+            if step.state.nodes[task.placement[rank]].phase is NodePhase.UP:
+                task.refills[rank] = task.refills.get(rank, 0) + 1
+                refills.to_start.append((task.placement[rank], rank, Purpose.REFILL))
+    return refills
+
+
+def _best(workers: list[WorkerState], rank: Rank) -> WorkerState | None:
+    """Who guessed this role needs to rebind least."""
+    return min(workers, key=lambda w: (w.rank != rank, w.incarnation), default=None)
+
+
+def _verdict_pending(step: Step, task: TaskState, leaving: set[int]) -> bool:
+    """A plan cannot reach a node that does not answer; whether it is gone has its own bound
+    (nodes.py).
+    """
+    assert task.plan is not None
+    return any(
+        step.state.nodes[m.node].phase in (NodePhase.SUSPECT, NodePhase.AWAITED)
+        for m in task.plan.members
+        if task.job.layout.replica_of(m.rank) not in leaving
+    )
+
+
+def _decide(step: Step, task: TaskState, refills: Refills) -> None:
+    former = task.plan
+    assert former is not None
+    layout = task.job.layout
+    members = {
+        m.rank: refills.heirs.get(m.rank, m.worker)
+        for m in former.members
+        if layout.replica_of(m.rank) not in refills.leaving
+    }
+    if not members:
+        suspend(step, task, "no whole or refillable replica is left")
+        return
+    if task.state_lost:
+        kind = PlanKind.RESTORE
+        if task.checkpoint is None:
+            stop_task(step, task, f"{task.state_lost}; no checkpoint to return to")
+            return
+    elif refills.leaving:
+        kind = PlanKind.SHRINK
+    elif refills.heirs:
+        kind = PlanKind.REPLACE
+    else:
+        if not _may_reconnect(step, task, [r.iteration for r in task.reports.values()]):
+            return
+        kind = PlanKind.RECONNECT
+    # Between replicas every new epoch rebuilds everything; only who broke inside a replica wounds it.
+    touched = {*task.lost, *(rank for rank, r in task.reports.items() if r.inside)}
+    reason = _reason(task, kind, refills)
+    publish(step, task, Decision(kind, members, touched, refills.heirs, reason))
+    end_leavers(step, task, former)
+
+
+def _reason(task: TaskState, kind: PlanKind, refills: Refills) -> str:
+    if kind is PlanKind.RESTORE:
+        return task.state_lost
+    if kind is PlanKind.SHRINK:
+        return f"replicas {sorted(refills.leaving)} leave, heirs for {sorted(refills.heirs)}"
+    if kind is PlanKind.REPLACE:
+        return f"heirs for ranks {sorted(refills.heirs)}"
+    return f"connections of ranks {sorted(task.reports)} broke, all ends alive"
+
+
+def _may_reconnect(step: Step, task: TaskState, iterations: list[int]) -> bool:
+    """SEV3 retries in place a few times in one iteration; then the first reporter is replaced
+    (SEV2).
+    """
+    iteration = max(iterations, default=task.iteration)
+    tries = task.reconnects.get(iteration, 0) + 1
+    task.reconnects = {iteration: tries}
+    if tries <= step.config.reconnect_tries_max:
+        for rank, report in sorted(task.reports.items())[:1]:
+            _open_reconnect(step, task, rank, report.text)
+        return True
+    rank = min(task.reports)
+    worker = task.holder(rank)
+    task.reconnects = {}
+    task.reports.clear()
+    task.reports_ripe = False
+    if worker is not None:
+        reason = f"its connections broke {tries} times in iteration {iteration}"
+        end_worker(step, task, worker, reason)
+    return False
+
+
+def _open_reconnect(step: Step, task: TaskState, rank: Rank, text: str) -> None:
+    worker = task.holder(rank)
+    step.open_incident(
+        Incident(
+            id="", task=task.name, fault="connection", severity=Severity.SEV3,
+            node=worker.node if worker else "", rank=rank, method=Method.CONNECTION,
+            opened_ms=task.report_ms, cause="a collective failed, nobody died", text=text,
+        ),
+        f"rank {rank} reported a failed collective that no death explains",
+    )  # fmt: skip
+
+
+def on_ready_timeout(step: Step, task: TaskState) -> None:
+    """Workers that should take lost roles are not ready in time: their replicas leave, if others
+    remain.
+    """
+    for rank in task.lost:
+        if task.placement.get(rank) is not None:
+            task.refills[rank] = task.job.restart_max + 1
+    for worker in list(task.workers.values()):
+        if worker.is_coming:
+            end_worker(step, task, worker, "not ready in time for a lost role")
+    step.touch(task)
+
+
+def on_heal_timeout(step: Step, task: TaskState) -> bool:
+    """Not every account came. True: the iteration goes on, close with what is known. False: it was
+    escalated.
+    """
+    if task.healed or task.iteration > task.heal_iteration:
+        return True
+    plan = task.plan
+    assert plan is not None
+    task.heal_tries += 1
+    silent = sorted(task.awaiting)
+    if task.heal_tries > step.config.heal_tries_max:
+        restart_all(step, task, f"ranks {silent} did not heal in {task.heal_tries} tries")
+        return False
+    members = {m.rank: m.worker for m in plan.members}
+    reason = f"no account of the healing of epoch {plan.epoch} from ranks {silent}"
+    publish(step, task, Decision(PlanKind.RECONNECT, members, silent, (), reason))
+    return False
+
+
+# ------------------------------------------------------------ loops that do not advance
+
+
+def _settle_stalls(step: Step, task: TaskState) -> None:
+    root = stall_root(task)
+    if root is not None and root.phase is not WorkerPhase.ENDING:
+        assert root.stalled is not None
+        stalled = root.stalled
+        reason = (
+            f"its loop did not advance for {stalled.stalled_ms:.0f} ms in "
+            f"{stalled.stage.name.lower()} (budget {stalled.budget_ms:.0f}) and waits for nobody"
+        )
+        if incident_of(step, task, root.name) is None:
+            step.open_incident(
+                Incident(
+                    id="", task=task.name, fault="stalled", severity=Severity.SEV2, node=root.node,
+                    rank=root.rank, method=Method.STATISTICS, opened_ms=root.stalled_ms,
+                    worker=root.name, incarnation=root.incarnation, iteration=stalled.iteration,
+                    micro_batch=stalled.micro_batch, stage=stalled.stage,
+                    detect_ms=between_ms(stalled.fault_ns, stalled.seen_ns),
+                ),
+                reason,
+            )  # fmt: skip
+        end_worker(step, task, root, reason)
+        return
+    ranks = all_wait(task)
+    if ranks and not task.lost and task.phase in (TaskPhase.RUNNING, TaskPhase.HEALING):
+        _free_all(step, task, ranks)
+
+
+def _free_all(step: Step, task: TaskState, ranks: tuple[Rank, ...]) -> None:
+    """Everybody waits in a collective and nobody computes: rebuild every group (SEV3), then start
+    all again.
+    """
+    plan = task.plan
+    assert plan is not None
+    tries = task.reconnects.get(task.iteration, 0) + 1
+    task.reconnects = {task.iteration: tries}
+    reason = "every member waits in a collective"
+    if tries > step.config.reconnect_tries_max:
+        restart_all(step, task, reason)
+        return
+    step.open_incident(
+        Incident(
+            id="", task=task.name, fault="all wait", severity=Severity.SEV3, node="", rank=-1,
+            method=Method.STATISTICS, opened_ms=0.0, cause=reason,
+        ),
+        reason,
+    )  # fmt: skip
+    members = {m.rank: m.worker for m in plan.members}
+    publish(step, task, Decision(PlanKind.RECONNECT, members, ranks, (), reason))

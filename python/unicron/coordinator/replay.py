@@ -1,0 +1,195 @@
+"""What a journal entry does to the state: the same function for the living machine and for its
+replay.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from unicron.coordinator.journal import (
+    CheckpointSaved,
+    Entry,
+    EpochDecided,
+    HealingClosed,
+    IncidentRecorded,
+    NodeDeclaredLost,
+    NodeJoined,
+    RolesPlaced,
+    TaskAdmitted,
+    TaskEnded,
+    TaskRestarted,
+    TaskSuspended,
+    TermBegan,
+    WorkersStarted,
+)
+from unicron.coordinator.state import NodeState, Purpose, State, TaskState, WorkerState
+from unicron.coordinator.transitions import TERMINAL, NodePhase, TaskPhase, WorkerPhase
+from unicron.types import PlanKind, Severity
+
+
+@singledispatch
+def apply_entry(entry: Entry, state: State) -> None:
+    raise AssertionError(f"no way to apply {type(entry).__name__}")
+
+
+@apply_entry.register
+def _(entry: TermBegan, state: State) -> None:
+    state.term = entry.term
+
+
+@apply_entry.register
+def _(entry: NodeJoined, state: State) -> None:
+    known = state.nodes.get(entry.node)
+    state.nodes[entry.node] = NodeState(
+        name=entry.node,
+        incarnation=entry.incarnation,
+        slots=entry.slots,
+        understudies=entry.understudies,
+        store=entry.store,
+        store_key=entry.store_key,
+        phase=known.phase if known else NodePhase.AWAITED,
+        since_ms=known.since_ms if known else 0.0,
+    )
+    if not state.is_started:
+        state.nodes[entry.node].phase = NodePhase.AWAITED
+
+
+@apply_entry.register
+def _(entry: NodeDeclaredLost, state: State) -> None:
+    node = state.nodes[entry.node]
+    if not state.is_started:  # the living machine moves it through the table
+        node.phase = NodePhase.LOST
+    for task in state.tasks.values():
+        for name in [w.name for w in task.workers.values() if w.node == entry.node]:
+            rank = task.role_of(name)
+            if rank is not None:
+                task.lost[rank] = name
+            del task.workers[name]
+
+
+@apply_entry.register
+def _(entry: TaskAdmitted, state: State) -> None:
+    state.tasks[entry.task] = TaskState(
+        name=entry.task, job=entry.job, placement=dict(entry.placement)
+    )
+
+
+@apply_entry.register
+def _(entry: WorkersStarted, state: State) -> None:
+    task = state.tasks[entry.task]
+    task.restart_count = entry.restart_count
+    for name, incarnation, rank, purpose in entry.workers:
+        task.workers[name] = WorkerState(name, entry.node, incarnation, rank, Purpose(purpose))
+        count = state.worker_counts.get(entry.node, 0)
+        state.worker_counts[entry.node] = max(count, incarnation + 1)
+    begins = task.is_restarting or task.phase is TaskPhase.SUSPENDED
+    if not state.is_started and not task.is_over and begins:
+        task.phase = TaskPhase.STARTING
+        task.is_restarting = False
+
+
+@apply_entry.register
+def _(entry: RolesPlaced, state: State) -> None:
+    state.tasks[entry.task].placement = dict(entry.placement)
+
+
+@apply_entry.register
+def _(entry: EpochDecided, state: State) -> None:
+    plan = entry.plan
+    task = state.tasks[plan.task]
+    assert plan.epoch > task.epoch, f"epoch {plan.epoch} after {task.epoch}"
+    live = {m.worker: m for m in plan.members}
+    task.epoch, task.plan = plan.epoch, plan
+    task.plans.append((plan.epoch, frozenset(plan.layout.replica_of(r) for r in plan.touched)))
+    task.placement = {m.rank: m.node for m in plan.members}
+    task.is_unhealed = plan.kind is not PlanKind.START
+    task.state_lost = ""
+    task.lost.clear()
+    for worker in task.workers.values():
+        if worker.name in live:
+            worker.purpose, worker.rank = Purpose.MEMBER, live[worker.name].rank
+    if not state.is_started:
+        task.phase = TaskPhase.RUNNING if plan.kind is PlanKind.START else TaskPhase.HEALING
+        task.awaiting = set() if plan.kind is PlanKind.START else set(plan.ranks)
+
+
+@apply_entry.register
+def _(entry: TaskRestarted, state: State) -> None:
+    task = state.tasks[entry.task]
+    task.is_restarting = True
+    task.restart_count = entry.restart_count
+    task.restarts += 1
+    _forget_membership(task)
+    if not state.is_started:
+        task.phase = TaskPhase.RECOVERING
+
+
+@apply_entry.register
+def _(entry: TaskSuspended, state: State) -> None:
+    task = state.tasks[entry.task]
+    task.is_restarting = False
+    _forget_membership(task)
+    if not state.is_started:
+        task.phase = TaskPhase.SUSPENDED
+
+
+@apply_entry.register
+def _(entry: HealingClosed, state: State) -> None:
+    task = state.tasks[entry.task]
+    task.is_unhealed = False
+    if not state.is_started and task.phase is TaskPhase.HEALING:
+        task.phase, task.awaiting = TaskPhase.RUNNING, set()
+
+
+@apply_entry.register
+def _(entry: CheckpointSaved, state: State) -> None:
+    task = state.tasks[entry.task]
+    task.checkpoint = (entry.iteration, entry.path)
+    task.iteration = max(task.iteration, entry.iteration)
+
+
+@apply_entry.register
+def _(entry: IncidentRecorded, state: State) -> None:
+    incident = entry.incident
+    task = state.tasks.get(incident.task)
+    if incident.id not in state.incidents:
+        state.incident_count += 1
+        if task is not None and incident.severity is Severity.SEV2:
+            task.restarts += 1
+    state.incidents[incident.id] = incident
+    if task is not None:
+        task.iteration = max(task.iteration, incident.iteration)
+
+
+@apply_entry.register
+def _(entry: TaskEnded, state: State) -> None:
+    task = state.tasks[entry.task]
+    task.outcome, task.cause = entry.outcome, entry.cause
+    if not state.is_started:
+        done = entry.outcome == "done"
+        task.phase = TaskPhase.FINISHING if done else TaskPhase.STOPPING
+        task.is_restarting = False
+
+
+def _forget_membership(task: TaskState) -> None:
+    """Nobody holds a role any more; the epoch's number stays."""
+    task.plan = None
+    task.lost.clear()
+    task.finished.clear()
+    task.reports.clear()
+    task.awaiting = set()
+    task.state_lost = ""
+
+
+def trim(state: State, incidents_max: int, plans_max: int) -> None:
+    """Bounds what only explains the past. Open incidents are never dropped."""
+    while len(state.incidents) > incidents_max:
+        oldest = next((k for k, i in state.incidents.items() if not i.is_open), None)
+        if oldest is None:
+            break
+        del state.incidents[oldest]
+    for task in state.tasks.values():
+        while len(task.plans) > plans_max:
+            task.plans.popleft()
+        if task.phase in TERMINAL:
+            task.workers = {n: w for n, w in task.workers.items() if w.phase is WorkerPhase.ENDING}

@@ -1,0 +1,82 @@
+"""Settle: compare a task's facts with its aim and take the next step. Called for every task whose
+facts changed.
+"""
+
+from __future__ import annotations
+
+from unicron.coordinator.accounts import close_healing
+from unicron.coordinator.growth import settle_growth
+from unicron.coordinator.lifecycle import finish_task, settle_exits, stop_task
+from unicron.coordinator.nodes import judge
+from unicron.coordinator.recovery import settle_recovery
+from unicron.coordinator.starting import (
+    restart_all,
+    settle_restarting,
+    settle_starting,
+    settle_suspended,
+)
+from unicron.coordinator.state import TaskState
+from unicron.coordinator.step import Step
+from unicron.coordinator.transitions import TERMINAL, NodePhase, TaskPhase
+
+ROUNDS_MAX = 64  # a task that touches itself more often in one step is a bug
+
+
+def settle_all(step: Step) -> None:
+    rounds = 0
+    while step.touched:
+        name = next(iter(step.touched))
+        del step.touched[name]
+        rounds += 1
+        assert rounds <= ROUNDS_MAX * max(len(step.state.tasks), 1), f"{name} does not settle"
+        _settle(step, step.state.tasks[name])
+
+
+def _settle(step: Step, task: TaskState) -> None:
+    for node in list(step.state.nodes.values()):
+        if node.phase is NodePhase.SUSPECT and task.reports:
+            judge(step, node)
+    if task.phase in TERMINAL:
+        return
+    if task.is_over:
+        settle_exits(step, task)
+    elif task.restarts > task.job.restart_max:
+        last = max(
+            (i for i in step.state.incidents.values() if i.task == task.name),
+            key=lambda i: i.opened_ms,
+            default=None,
+        )
+        cause = f"; the last: {last.cause or last.fault}" if last else ""
+        stop_task(step, task, f"restart.max = {task.job.restart_max} is used up{cause}")
+    elif task.is_restarting:
+        settle_restarting(step, task)
+    elif task.phase is TaskPhase.SUSPENDED:
+        settle_suspended(step, task)
+    elif _all_finished(task):
+        finish_task(step, task, "every worker ended with exit code 0")
+    elif task.phase is TaskPhase.STARTING:
+        settle_starting(step, task)
+    elif not task.job.managed:
+        _settle_unmanaged(step, task)
+    else:
+        _settle_managed(step, task)
+
+
+def _all_finished(task: TaskState) -> bool:
+    return task.plan is None and bool(task.placement) and task.finished >= set(task.placement)
+
+
+def _settle_unmanaged(step: Step, task: TaskState) -> None:
+    """A plain torchrun script: the death of any worker ends and restarts them all."""
+    live = {w.rank for w in task.workers.values()}
+    if not live | task.finished >= set(task.placement):
+        restart_all(step, task, "a worker of an unmanaged script is lost")
+
+
+def _settle_managed(step: Step, task: TaskState) -> None:
+    settle_recovery(step, task)
+    if task.is_over or task.is_restarting:
+        return
+    if task.phase is TaskPhase.HEALING and not task.awaiting and not task.lost:
+        close_healing(step, task, f"every member of epoch {task.epoch} committed the iteration")
+    settle_growth(step, task)

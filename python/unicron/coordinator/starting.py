@@ -1,0 +1,214 @@
+"""Everybody starts: the first time, after a suspension, or after all ended. Then START, or
+RESTORE.
+"""
+
+from __future__ import annotations
+
+from unicron.coordinator.journal import RolesPlaced, TaskRestarted, TaskSuspended
+from unicron.coordinator.lifecycle import stop_task
+from unicron.coordinator.placement import free_slots, place_replicas
+from unicron.coordinator.plans import Decision, publish
+from unicron.coordinator.state import Purpose, TaskState, WorkerState
+from unicron.coordinator.step import Step
+from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
+from unicron.coordinator.workers import end_worker, start_workers
+from unicron.types import Outcome, PlanKind, Rank
+
+
+def start_all(step: Step, task: TaskState, reason: str) -> None:
+    wanted = [(node, rank, Purpose.MEMBER) for rank, node in sorted(task.placement.items())]
+    wanted += missing_understudies(step, task)
+    start_workers(step, task, wanted, reason)
+    step.set_timer("join", task.name, step.config.join_ms_max, "every member must join")
+
+
+def missing_understudies(step: Step, task: TaskState) -> list[tuple[str, Rank, Purpose]]:
+    """Understudies that nodes with roles still lack; their guesses are spread over the node's
+    roles.
+    """
+    wanted: list[tuple[str, Rank, Purpose]] = []
+    if not task.job.managed:
+        return wanted
+    for name in sorted(set(task.placement.values())):
+        node = step.state.nodes[name]
+        if node.phase is not NodePhase.UP:
+            continue
+        roles = sorted(rank for rank, home in task.placement.items() if home == name)
+        have = sum(
+            w.node == name and w.purpose is Purpose.UNDERSTUDY and w.phase is not WorkerPhase.ENDING
+            for w in task.workers.values()
+        )
+        for _ in range(min(task.job.understudies, node.understudies) - have):
+            wanted.append((name, roles[task.guesses % len(roles)], Purpose.UNDERSTUDY))
+            task.guesses += 1
+    return wanted
+
+
+def replenish(step: Step, task: TaskState) -> None:
+    """New understudies, once the healed iteration is over; not for ever, if they cannot start."""
+    if task.phase is TaskPhase.RUNNING and task.understudies_lost <= task.job.restart_max:
+        wanted = missing_understudies(step, task)
+        if wanted:
+            start_workers(step, task, wanted, "a node lacks its understudy")
+
+
+def settle_starting(step: Step, task: TaskState) -> None:
+    """STARTING: replace who died on the way, leave out what cannot start, go when all members are
+    up.
+    """
+    members = _members(task)
+    wanted: list[tuple[str, Rank, Purpose]] = []
+    dropped: set[int] = set()
+    for rank, name in sorted(task.placement.items()):
+        phase = step.state.nodes[name].phase
+        if phase is NodePhase.LOST:
+            dropped.add(task.job.layout.replica_of(rank))
+        elif rank not in members and rank not in task.finished and phase is NodePhase.UP:
+            wanted.append((name, rank, Purpose.MEMBER))
+    if not task.job.managed and (dropped or wanted):
+        restart_all(step, task, "a worker of an unmanaged script is lost")
+        return
+    if dropped:
+        _drop(step, task, dropped)
+        return
+    if wanted:
+        start_workers(step, task, wanted, "it died before the first epoch")
+        return
+    here = [members[r] for r in task.placement if r in members]
+    ready = all(w.phase in (WorkerPhase.UP, WorkerPhase.READY) for w in here)
+    up = all(step.state.nodes[n].phase is NodePhase.UP for n in task.placement.values())
+    if not task.job.managed:
+        _settle_unmanaged(step, task, ready and up)
+    elif ready and up and len(here) == len(task.placement):
+        _go(step, task, members)
+
+
+def _members(task: TaskState) -> dict[Rank, WorkerState]:
+    return {
+        w.rank: w
+        for w in task.workers.values()
+        if w.purpose is Purpose.MEMBER and w.phase is not WorkerPhase.ENDING
+    }
+
+
+def _go(step: Step, task: TaskState, members: dict[Rank, WorkerState]) -> None:
+    restore = task.checkpoint is not None and task.epoch > 0
+    kind = PlanKind.RESTORE if restore else PlanKind.START
+    ranks = sorted(task.placement)
+    reason = f"all {len(ranks)} members are up"
+    names = {rank: members[rank].name for rank in ranks}
+    publish(step, task, Decision(kind, names, ranks if restore else (), ranks, reason))
+    if kind is PlanKind.START:
+        close_started(step, task)
+
+
+def _settle_unmanaged(step: Step, task: TaskState, all_up: bool) -> None:
+    if all_up:
+        step.cancel_timer("join", task.name, "all workers are up")
+        task.move("started")
+        close_started(step, task)
+
+
+def close_started(step: Step, task: TaskState) -> None:
+    for incident in step.state.open_incidents(task.name):
+        step.change_incident(
+            incident,
+            "all members started again",
+            outcome=Outcome.HEALED,
+            resume_ms=(incident.detect_ms or 0.0) + step.now_ms - incident.opened_ms,
+        )
+
+
+def _drop(step: Step, task: TaskState, dropped: set[int]) -> None:
+    """Begin with the replicas whose nodes are there; the others join when they come back."""
+    layout = task.job.layout
+    left = {r: n for r, n in task.placement.items() if layout.replica_of(r) not in dropped}
+    if not left:
+        suspend(step, task, "no replica's nodes are left")
+        return
+    step.write(RolesPlaced(task.name, left), f"replicas {sorted(dropped)} lost a node")
+    for worker in list(task.workers.values()):
+        if worker.purpose is Purpose.MEMBER and worker.rank not in left:
+            end_worker(step, task, worker, "its replica cannot start")
+    step.touch(task)
+
+
+def on_join_timeout(step: Step, task: TaskState) -> None:
+    late = [w for w in _members(task).values() if w.phase is WorkerPhase.STARTED]
+    seconds = step.config.join_ms_max / 1000
+    stop_task(
+        step,
+        task,
+        f"{len(late)} of {len(task.placement)} workers did not call unicron.join() within "
+        f"{seconds:g} s (ranks {sorted(w.rank for w in late)}); "
+        "a script that never joins must run unmanaged",
+    )
+
+
+# ------------------------------------------------------------ all end, all start again
+
+
+def nothing_to_restore(task: TaskState) -> bool:
+    """Training never silently starts from scratch: iterations were committed and no checkpoint
+    holds them.
+    """
+    return task.job.managed and task.checkpoint is None and task.iteration > 0
+
+
+def restart_all(step: Step, task: TaskState, reason: str) -> None:
+    if nothing_to_restore(task):
+        stop_task(
+            step, task, f"{reason}; {task.iteration} iterations and no checkpoint to return to"
+        )
+        return
+    step.write(TaskRestarted(task.name, task.restart_count + 1, reason), reason)
+    task.move("restarting")
+    for kind in ("diagnose", "ready", "join", "joiner", "heal", "understudy"):
+        step.cancel_timer(kind, task.name, reason)
+    for worker in list(task.workers.values()):
+        end_worker(step, task, worker, reason)
+    step.touch(task)
+
+
+def settle_restarting(step: Step, task: TaskState) -> None:
+    """RECOVERING, restarting: when the last worker is gone, all start again where there is room."""
+    for worker in list(task.workers.values()):
+        end_worker(step, task, worker, "all workers start again")
+    if not task.workers and not _place_and_start(step, task, "all workers start again"):
+        suspend(step, task, "not enough slots to start again")
+
+
+def suspend(step: Step, task: TaskState, reason: str) -> None:
+    if nothing_to_restore(task):
+        stop_task(
+            step, task, f"{reason}; {task.iteration} iterations and no checkpoint to return to"
+        )
+        return
+    step.write(TaskSuspended(task.name, reason), reason)
+    task.move("suspended")
+    for kind in ("diagnose", "ready", "join", "joiner", "heal", "understudy"):
+        step.cancel_timer(kind, task.name, reason)
+    for worker in list(task.workers.values()):
+        end_worker(step, task, worker, reason)
+    step.touch(task)
+
+
+def settle_suspended(step: Step, task: TaskState) -> None:
+    for worker in list(task.workers.values()):
+        end_worker(step, task, worker, "the task is suspended")
+    if not task.workers:
+        _place_and_start(step, task, "nodes are back")
+
+
+def _place_and_start(step: Step, task: TaskState, reason: str) -> bool:
+    layout = task.job.layout
+    before, task.placement = task.placement, {}  # its own former slots are free now
+    placed = place_replicas(layout, tuple(range(layout.dp)), free_slots(step.state))
+    task.placement = before
+    if not placed or (not task.job.managed and len(placed) < layout.world_size):
+        return False
+    step.write(RolesPlaced(task.name, placed), reason)
+    task.is_restarting = False
+    task.move("starting")
+    start_all(step, task, reason)
+    return True

@@ -1,0 +1,173 @@
+"""The coordinator's state: nodes, tasks, their workers. Plain values; phases move only through
+transitions.py.
+
+Fields marked (journal) are rebuilt by replay; the others are told again by the agents' hellos or
+are decided anew.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from unicron.coordinator.incident import Incident
+from unicron.coordinator.job import Job
+from unicron.coordinator.transitions import (
+    ENDED,
+    NodePhase,
+    TaskPhase,
+    WorkerPhase,
+    next_node_phase,
+    next_task_phase,
+    next_worker_phase,
+)
+from unicron.messages import CollectiveFailed, ExceptionRaised, Healed, WorkerStalled
+from unicron.types import EpochPlan, Rank
+
+
+class Purpose(enum.StrEnum):
+    MEMBER = "member"
+    UNDERSTUDY = "understudy"
+    REFILL = "refill"  # started for one lost role, because no understudy was there
+    JOINER = "joiner"  # of a replica that comes back
+
+
+@dataclass(slots=True)
+class NodeState:
+    name: str
+    incarnation: int  # (journal)
+    slots: int  # (journal)
+    understudies: int  # (journal)
+    store: str  # (journal)
+    store_key: str  # (journal)
+    phase: NodePhase
+    since_ms: float = 0.0  # of the phase
+    is_connected: bool = False
+    probe_answer: str = ""
+
+    def move(self, trigger: str, now_ms: float) -> None:
+        phase = next_node_phase(self.phase, trigger)
+        if phase is not self.phase:
+            self.phase, self.since_ms = phase, now_ms
+
+
+@dataclass(slots=True)
+class WorkerState:
+    name: str  # (journal)
+    node: str  # (journal)
+    incarnation: int  # (journal)
+    rank: Rank  # (journal) role held, meant or guessed
+    purpose: Purpose  # (journal)
+    phase: WorkerPhase = WorkerPhase.STARTED
+    iteration: int = -1
+    stopped_ms: float | None = None  # seen stopped, not continued
+    stop_detect_ms: float | None = None
+    exception: ExceptionRaised | None = None  # it said so itself: about to die
+    stalled: WorkerStalled | None = None
+    stalled_ms: float = 0.0
+    end_reason: str = ""
+    end_tries: int = 0
+
+    @property
+    def is_candidate(self) -> bool:
+        """Ready for a role, now."""
+        return (
+            self.phase is WorkerPhase.READY
+            and self.purpose in (Purpose.UNDERSTUDY, Purpose.REFILL)
+            and self.stopped_ms is None
+            and self.exception is None
+        )
+
+    @property
+    def is_coming(self) -> bool:
+        """May become a candidate."""
+        return (
+            self.phase in (WorkerPhase.STARTED, WorkerPhase.UP)
+            and self.purpose in (Purpose.UNDERSTUDY, Purpose.REFILL)
+            and self.exception is None
+        )
+
+    def move(self, trigger: str) -> None:
+        self.phase = next_worker_phase(self.phase, trigger)
+
+
+@dataclass(slots=True)
+class TaskState:
+    name: str  # (journal)
+    job: Job  # (journal)
+    placement: dict[Rank, str]  # (journal) role -> node; a role of a missing replica has none
+    phase: TaskPhase = TaskPhase.STARTING
+    epoch: int = 0  # (journal) invariant: plan is None or plan.epoch == epoch, and it only grows
+    epoch_floor: int = 0  # an agent knew a higher one (a journal was lost): never reuse it
+    plan: EpochPlan | None = None  # (journal)
+    plans: deque[tuple[int, frozenset[int]]] = field(default_factory=deque)  # (epoch, wounded)
+    workers: dict[str, WorkerState] = field(default_factory=dict)  # live or ordered
+    lost: dict[Rank, str] = field(default_factory=dict)  # roles of `plan` whose holder is dead
+    finished: set[Rank] = field(default_factory=set)
+    reports: dict[Rank, CollectiveFailed] = field(default_factory=dict)  # not yet explained
+    reports_ripe: bool = False  # the diagnosis moment is over
+    report_ms: float = 0.0  # when the first of them came
+    awaiting: set[Rank] = field(default_factory=set)  # accounts of the present epoch to come
+    # since `plan`, or one before it, not everybody committed an iteration
+    is_unhealed: bool = False
+    healed: dict[Rank, Healed] = field(default_factory=dict)
+    heal_tries: int = 0
+    heal_iteration: int = -1  # highest iteration known when the plan went out
+    reconnects: dict[int, int] = field(default_factory=dict)  # iteration -> RECONNECTs in it
+    refills: dict[Rank, int] = field(default_factory=dict)
+    joins: dict[int, int] = field(default_factory=dict)  # replica -> tries
+    checkpoint: tuple[int, str] | None = None  # (journal)
+    state_lost: str = ""  # why the next plan must be a RESTORE
+    is_restarting: bool = False  # (journal) all end, then all start again
+    restarts: int = 0  # (journal) workers replaced, or whole restarts
+    restart_count: int = 0  # (journal) of StartWorkers
+    iteration: int = -1  # highest anybody reported
+    understudies_lost: int = 0  # in a row: an understudy that cannot start is not tried forever
+    guesses: int = 0  # spreads the understudies' guesses
+    outcome: str = ""  # (journal) done | stopped
+    cause: str = ""  # (journal)
+
+    def move(self, trigger: str) -> None:
+        self.phase = next_task_phase(self.phase, trigger)
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in ENDED
+
+    def holder(self, rank: Rank) -> WorkerState | None:
+        """The live worker that holds this role in the present plan."""
+        member = self.plan.member(rank) if self.plan else None
+        return self.workers.get(member.worker) if member else None
+
+    def role_of(self, worker: str) -> Rank | None:
+        """The role this worker holds in the present plan."""
+        if self.plan is None:
+            return None
+        return next((m.rank for m in self.plan.members if m.worker == worker), None)
+
+    def nodes(self) -> list[str]:
+        return sorted({w.node for w in self.workers.values()}, key=node_order)
+
+
+@dataclass(slots=True)
+class State:
+    term: int = 0  # (journal)
+    is_started: bool = False
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    tasks: dict[str, TaskState] = field(default_factory=dict)
+    incidents: dict[str, Incident] = field(default_factory=dict)  # (journal)
+    incident_count: int = 0  # (journal)
+    worker_counts: dict[str, int] = field(default_factory=dict)  # (journal) per node, never reused
+    timers: dict[str, float] = field(default_factory=dict)
+
+    def task_of_worker(self, worker: str) -> TaskState | None:
+        return next((t for t in self.tasks.values() if worker in t.workers), None)
+
+    def open_incidents(self, task: str) -> list[Incident]:
+        return [i for i in self.incidents.values() if i.task == task and i.is_open]
+
+
+def node_order(name: str) -> tuple[int, str]:
+    """n2 before n10; any other naming gets some fixed order."""
+    return len(name), name

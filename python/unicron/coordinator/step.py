@@ -1,0 +1,112 @@
+"""One step of the machine: the state, the time, and the actions collected so far.
+
+The only way handlers change the journaled part of the state is `write`, which applies the entry and
+asks for it to
+be journaled; since actions are carried out in order, what is written comes before what it licenses.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+
+from unicron.coordinator.actions import (
+    Action,
+    Answer,
+    CancelTimer,
+    ProbeAgent,
+    RecordIncident,
+    Refused,
+    SendAgent,
+    SetTimer,
+    ToAgent,
+    WriteJournal,
+)
+from unicron.coordinator.config import CoordinatorConfig
+from unicron.coordinator.incident import Incident
+from unicron.coordinator.journal import Entry, IncidentRecorded
+from unicron.coordinator.replay import apply_entry
+from unicron.coordinator.state import NodeState, State, TaskState
+from unicron.coordinator.transitions import TASK_POLICY, NodePhase
+from unicron.messages import Reply
+
+
+class Step:
+    def __init__(
+        self, state: State, config: CoordinatorConfig, rng: random.Random, now_ms: float
+    ) -> None:
+        self.state = state
+        self.config = config
+        self.rng = rng
+        self.now_ms = now_ms
+        self.actions: list[Action] = []
+        self.touched: dict[str, None] = {}  # tasks whose facts changed: an ordered set
+
+    def write(self, entry: Entry, reason: str) -> None:
+        apply_entry(entry, self.state)
+        self.actions.append(WriteJournal(entry, reason))
+
+    def send(self, node: str, message: ToAgent, reason: str) -> None:
+        """To a node that is not UP nothing is sent: its next hello tells what it lacks."""
+        state = self.state.nodes.get(node)
+        if state is not None and state.phase is NodePhase.UP:
+            self.actions.append(SendAgent(node, message, reason))
+
+    def touch(self, task: TaskState) -> None:
+        self.touched[task.name] = None
+
+    def set_timer(self, kind: str, subject: str, delay_ms: float, reason: str) -> None:
+        name = f"{kind}/{subject}"
+        at_ms = self.now_ms + delay_ms
+        self.state.timers[name] = at_ms
+        self.actions.append(SetTimer(name, at_ms, reason))
+
+    def has_timer(self, kind: str, subject: str) -> bool:
+        return f"{kind}/{subject}" in self.state.timers
+
+    def cancel_timer(self, kind: str, subject: str, reason: str) -> None:
+        name = f"{kind}/{subject}"
+        if self.state.timers.pop(name, None) is not None:
+            self.actions.append(CancelTimer(name, reason))
+
+    def probe(self, node: NodeState, reason: str) -> None:
+        self.actions.append(ProbeAgent(node.name, node.store, reason))
+
+    def refuse(self, name: str, reason: str) -> None:
+        self.actions.append(Refused(name, reason))
+
+    def answer(self, request_id: str, reply: Reply, reason: str) -> None:
+        self.actions.append(Answer(request_id, reply, reason))
+
+    def may(self, task: TaskState, fact: str, reason: str) -> bool:
+        """Does a fact of this kind count in the task's phase? Refuses by name when it does not."""
+        refusal = TASK_POLICY[task.phase][fact]
+        if refusal:
+            self.refuse(refusal, f"{reason}: task {task.name} is {task.phase.value}")
+        return not refusal
+
+    # incidents: journaled whole at every change, so the newest entry of an id is the incident
+
+    def open_incident(self, incident: Incident, reason: str) -> Incident:
+        number = self.state.incident_count + 1
+        incident = msgspec.structs.replace(
+            incident,
+            id=f"i{number}",
+            opened_ms=incident.opened_ms or self.now_ms,
+            timeline=((self.now_ms, reason),),
+        )
+        self._record(incident, reason)
+        return incident
+
+    def change_incident(self, incident: Incident, reason: str, **changes: Any) -> Incident:
+        incident = msgspec.structs.replace(
+            incident, timeline=(*incident.timeline, (self.now_ms, reason))[-32:], **changes
+        )
+        self._record(incident, reason)
+        return incident
+
+    def _record(self, incident: Incident, reason: str) -> None:
+        self.write(IncidentRecorded(incident), reason)
+        self.actions.append(RecordIncident(incident, reason))

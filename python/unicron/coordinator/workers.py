@@ -1,0 +1,288 @@
+"""Facts about workers: started, up, lost, exited. Handlers change facts; settle.py draws the
+consequences.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unicron.coordinator.diagnosis import exit_code_of, repeated, signature_of
+from unicron.coordinator.incident import Incident
+from unicron.coordinator.journal import WorkersStarted
+from unicron.coordinator.lifecycle import stop_task
+from unicron.coordinator.state import Purpose, TaskState, WorkerState, node_order
+from unicron.coordinator.step import Step
+from unicron.coordinator.transitions import WorkerPhase
+from unicron.messages import (
+    EndWorker,
+    StartWorkers,
+    TaskSpec,
+    WorkerExited,
+    WorkerLost,
+    WorkerStatus,
+    WorkerUp,
+)
+from unicron.types import Method, Rank, Severity, Stage
+
+WORKER_TIMERS = ("end", "stop", "exception", "stall")
+
+
+def spec_of(task: TaskState) -> TaskSpec:
+    job = task.job
+    return TaskSpec(
+        task=task.name,
+        command=job.command,
+        cwd=job.cwd,
+        env=job.env,
+        layout=job.layout,
+        log_dir=job.log_dir,
+        checkpoint_dir=job.checkpoint_dir,
+        checkpoint_every=job.checkpoint_every,
+        stopped_grace_ms=job.stopped_grace_ms,
+        stall_factor=job.stall_factor,
+        managed=job.managed,
+        restart_count=task.restart_count,
+    )
+
+
+def start_workers(
+    step: Step, task: TaskState, wanted: list[tuple[str, Rank, Purpose]], reason: str
+) -> None:
+    """One order a node. Ids grow with every worker of the node, so an id is never used twice."""
+    homes = sorted(set(task.placement.values()) or {node for node, _, _ in wanted}, key=node_order)
+    first = step.state.nodes.get(homes[0])
+    port = step.config.master_port_first + step.rng.randrange(step.config.master_port_count)
+    for node in sorted({node for node, _, _ in wanted}, key=node_order):
+        number = step.state.worker_counts.get(node, 0)
+        started = tuple(
+            (f"{node}.w{number + i}", number + i, rank, purpose)
+            for i, (rank, purpose) in enumerate((r, p) for n, r, p in wanted if n == node)
+        )
+        step.write(
+            WorkersStarted(
+                task.name, node, tuple((n, i, r, p.value) for n, i, r, p in started),
+                task.restart_count,
+            ),
+            reason,
+        )  # fmt: skip
+        order = StartWorkers(
+            spec=spec_of(task),
+            epoch=task.epoch,
+            workers=tuple((n, i, r, p is not Purpose.MEMBER) for n, i, r, p in started),
+            node_rank=homes.index(node) if node in homes else len(homes),
+            nnodes=max(len(homes), 1),
+            master_port=0 if task.job.managed else port,
+            master_address=host_of(first.store) if first else "",
+            reason=reason,
+        )
+        step.send(node, order, reason)
+
+
+def host_of(endpoint: str) -> str:
+    """tcp://host:port -> host."""
+    return endpoint.removeprefix("tcp://").rpartition(":")[0]
+
+
+def end_worker(step: Step, task: TaskState, worker: WorkerState, reason: str) -> None:
+    """Kill with evidence. Its death is reported like any other; the order is repeated until then,
+    bounded.
+    """
+    if worker.phase is WorkerPhase.ENDING:
+        return
+    worker.move("ending")
+    worker.end_reason = reason
+    step.send(worker.node, EndWorker(task.name, worker.name, reason), reason)
+    step.set_timer("end", worker.name, step.config.end_ms, "an ended worker must be reported lost")
+
+
+def forget_worker(step: Step, task: TaskState, worker: WorkerState, reason: str) -> None:
+    """It is dead. If it held a role of the present plan, that role is lost."""
+    for kind in WORKER_TIMERS:
+        step.cancel_timer(kind, worker.name, reason)
+    del task.workers[worker.name]
+    rank = task.role_of(worker.name)
+    if rank is not None and rank not in task.finished:
+        task.lost[rank] = worker.name
+    if rank is not None:
+        task.reports.pop(rank, None)
+        task.awaiting.discard(rank)
+    if worker.purpose is Purpose.UNDERSTUDY and not task.is_over:
+        task.understudies_lost += 1
+        step.set_timer(
+            "understudy", task.name, step.config.understudy_delay_ms, "an understudy is missing"
+        )
+    step.touch(task)
+
+
+def is_member(task: TaskState, worker: WorkerState) -> bool:
+    """It holds a role, or is meant to from the first epoch on."""
+    if task.plan is None:
+        return worker.purpose is Purpose.MEMBER
+    return task.role_of(worker.name) is not None
+
+
+def on_worker_up(step: Step, task: TaskState, message: WorkerUp) -> None:
+    note_status(step, task, message.status)
+    step.touch(task)
+
+
+def note_status(step: Step, task: TaskState, status: WorkerStatus) -> None:
+    worker = task.workers.get(status.worker)
+    if worker is None:
+        step.refuse("unknown_worker", f"{status.worker} is not a live worker of {task.name}")
+        return
+    if status.incarnation != worker.incarnation:
+        step.refuse("stale_incarnation", f"{status.worker}: {status.incarnation}")
+        return
+    worker.move("ready" if status.ready else "up")
+    if worker.purpose is Purpose.UNDERSTUDY and worker.phase is WorkerPhase.READY:
+        task.understudies_lost = 0
+    if status.stage is Stage.DONE:
+        note_finished(step, task, worker)
+    worker.iteration = max(worker.iteration, status.iteration)
+    if is_member(task, worker):
+        task.iteration = max(task.iteration, status.iteration)
+    if worker.stalled is not None and status.iteration > worker.stalled.iteration:
+        worker.stalled = None
+        step.cancel_timer("stall", worker.name, "it advances again")
+
+
+def note_finished(step: Step, task: TaskState, worker: WorkerState) -> None:
+    worker.move("finished")
+    if is_member(task, worker):
+        task.finished.add(worker.rank)
+    step.touch(task)
+
+
+def on_worker_exited(step: Step, task: TaskState, message: WorkerExited) -> None:
+    """Exit code 0. A managed member that never said Finished left early: that is a loss, not an
+    end.
+    """
+    worker = task.workers.get(message.worker)
+    if worker is None:
+        step.refuse("unknown_worker", f"{message.worker} exited, not a live worker of {task.name}")
+        return
+    early = (
+        task.job.managed
+        and task.plan is not None
+        and task.role_of(worker.name) is not None
+        and worker.rank not in task.finished
+        and not task.is_over
+    )
+    if early:
+        _open_for(step, task, worker, _lost_of(message, worker))
+    elif is_member(task, worker) and worker.phase is not WorkerPhase.ENDING:
+        note_finished(step, task, worker)
+    forget_worker(step, task, worker, "exited with code 0")
+
+
+def _lost_of(message: WorkerExited, worker: WorkerState) -> WorkerLost:
+    return WorkerLost(
+        node=message.node, task=message.task, worker=worker.name, incarnation=worker.incarnation,
+        rank=worker.rank, method=Method.PROCESS.value, cause=f"exit code {message.code}",
+        text="the script ended before its last iteration", stage=Stage.IDLE,
+        iteration=worker.iteration, micro_batch=-1, fault_ns=0, seen_ns=0, log="",
+    )  # fmt: skip
+
+
+def on_worker_lost(step: Step, task: TaskState, message: WorkerLost) -> None:
+    worker = task.workers.get(message.worker)
+    if worker is None:
+        _late_cause(step, task, message)
+        return
+    if message.incarnation not in (worker.incarnation, -1):  # -1: its agent never had it
+        step.refuse("stale_incarnation", f"{message.worker}: {message.incarnation}")
+        return
+    if is_member(task, worker):
+        task.iteration = max(task.iteration, message.iteration)
+    counts = not task.is_over and not task.is_restarting and worker.rank not in task.finished
+    forgotten = worker.phase is WorkerPhase.ENDING and task.role_of(worker.name) is None
+    incident = None
+    if counts and not forgotten:
+        incident = _open_for(step, task, worker, message)
+    forget_worker(step, task, worker, message.cause or "its mutex was released")
+    if incident is not None:
+        maybe_fatal(step, task, incident, message)
+
+
+def _open_for(step: Step, task: TaskState, worker: WorkerState, lost: WorkerLost) -> Incident:
+    """The incident of this death: the one its exception, stop or stall opened, or a new one."""
+    exception = worker.exception
+    known: dict[str, Any] = {
+        "cause": worker.end_reason or lost.cause,
+        "text": exception.text if exception else lost.text,
+        "where": exception.where if exception else lost.where,
+        "log": lost.log,
+        "signature": "" if worker.end_reason and not exception
+        else signature_of(lost, exception),
+        "iteration": exception.iteration if exception else lost.iteration,
+        "micro_batch": exception.micro_batch if exception else lost.micro_batch,
+        "stage": exception.stage if exception else lost.stage,
+    }  # fmt: skip
+    reason = f"{worker.name} is dead: {lost.cause or 'cause not known yet'}"
+    before = incident_of(step, task, worker.name)
+    if before is not None:
+        return step.change_incident(before, reason, **known)
+    member = is_member(task, worker)
+    opened = Incident(
+        id="", task=task.name, fault="worker lost", node=worker.node, rank=worker.rank,
+        severity=Severity.SEV2 if member else Severity.INFO, method=Method(lost.method),
+        opened_ms=0.0, worker=worker.name, incarnation=worker.incarnation,
+        detect_ms=between_ms(lost.fault_ns, lost.seen_ns),
+        **known,
+    )  # fmt: skip
+    incident = step.open_incident(opened, reason)
+    if not member:
+        incident = step.change_incident(incident, "it held no role", outcome="unaffected")
+    return incident
+
+
+def between_ms(fault_ns: int, seen_ns: int) -> float | None:
+    return (seen_ns - fault_ns) / 1e6 if fault_ns else None
+
+
+def incident_of(step: Step, task: TaskState, worker: str) -> Incident | None:
+    """The newest incident this worker is the root of."""
+    found = [i for i in step.state.incidents.values() if i.task == task.name and i.worker == worker]
+    return found[-1] if found else None
+
+
+def _late_cause(step: Step, task: TaskState, message: WorkerLost) -> None:
+    """The mutex told of the death at once; how it died comes with the exit status, some
+    milliseconds later.
+    """
+    incident = incident_of(step, task, message.worker)
+    if incident is None or not message.cause or incident.cause:
+        step.refuse("unknown_worker", f"{message.worker} is not a live worker of {task.name}")
+        return
+    incident = step.change_incident(
+        incident,
+        f"cause: {message.cause}",
+        cause=message.cause,
+        text=incident.text or message.text,
+        where=incident.where or message.where,
+        method=Method(message.method),
+        signature=incident.signature or signature_of(message, None),
+        log=incident.log or message.log,
+    )
+    maybe_fatal(step, task, incident, message)
+
+
+def maybe_fatal(step: Step, task: TaskState, incident: Incident, lost: WorkerLost) -> None:
+    if task.is_over or incident.severity is Severity.INFO:
+        return
+    code = exit_code_of(lost)
+    if code is not None and code in task.job.fatal_exit_codes:
+        reason = f"exit code {code} is fatal by the job's own words"
+    else:
+        earlier = repeated(incident, step.state.incidents.values())
+        if earlier is None:
+            return
+        reason = (
+            f"{incident.signature} a second time at iteration {incident.iteration}, micro-batch "
+            f"{incident.micro_batch}, in another incarnation of rank {incident.rank}"
+        )
+    step.change_incident(incident, reason, severity=Severity.FATAL, node="")
+    log = f"; log: {incident.log}" if incident.log else ""
+    where = f" at {incident.where}" if incident.where else ""
+    stop_task(step, task, f"{reason}: {incident.text or incident.cause}{where}{log}")

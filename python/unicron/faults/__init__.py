@@ -1,0 +1,1 @@
+"""Fault injection: kinds and points, and how a worker does one to itself exactly there."""

@@ -1,0 +1,52 @@
+"""Names and numbers of faults and of the points where they can be armed (pulse page, `unicron inject`)."""
+
+from __future__ import annotations
+
+import enum
+
+
+class FaultKind(enum.IntEnum):
+    KILL = 1  # SIGKILL
+    SEGV = 2
+    ABORT = 3
+    EXIT = 4  # os._exit(3)
+    EXCEPTION = 5
+    OOM = 6  # MemoryError
+    STOP = 7  # SIGSTOP
+    DEADLOCK = 8  # the main thread waits on a lock for ever; other threads live
+    GIL = 9  # native code holds the GIL for ever
+    RESET = 10  # connections of all groups shut with both ends alive
+    LEAVE = 11  # sys.exit(0) in the middle
+
+
+class FaultPoint(enum.IntEnum):
+    COMPUTE = 1  # a micro-batch is fetched
+    FORWARD = 2  # its forward is done, before backward or send
+    TIE = 3
+    REDUCE = 4
+    COMMIT = 5
+    STEP = 6  # half of the parameters written
+    IDLE = 7  # between iterations
+    HEAL = 8  # while carrying out a plan
+
+
+#: Spellings accepted besides the names: a death in the pipeline is one after the forward, before its send.
+ALIASES = {"pipeline": FaultPoint.FORWARD, "now": None}
+
+
+def fault_kind(name: str) -> FaultKind:
+    try:
+        return FaultKind[name.upper()]
+    except KeyError:
+        raise ValueError(f"unknown fault {name!r}; known: {', '.join(k.name.lower() for k in FaultKind)}") from None
+
+
+def fault_point(name: str) -> int:
+    """0 is any point."""
+    if name in ALIASES:
+        return int(ALIASES[name] or 0)
+    try:
+        return int(FaultPoint[name.upper()])
+    except KeyError:
+        known = [p.name.lower() for p in FaultPoint] + list(ALIASES)
+        raise ValueError(f"unknown point {name!r}; known: {', '.join(known)}") from None

@@ -1,0 +1,120 @@
+"""What the healing machine tells a worker to do, one blocking thing at a time. Every action says why."""
+
+from __future__ import annotations
+
+import msgspec
+
+from unicron.healing.record import CommitResult
+from unicron.healing.resolve import Fetch
+from unicron.types import EpochPlan, Rank
+
+
+class Action(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    reason: str = ""
+
+
+class Compute(Action, frozen=True):
+    """Forward and backward of these micro-batches. extra: on top of whole local sums, which are kept aside meanwhile."""
+
+    iteration: int
+    micro_batches: tuple[int, ...]
+    dealt: tuple[int, ...]
+    extra: bool = False
+
+
+class Tie(Action, frozen=True):
+    """Gradient collectives inside the replica, out of a staging copy (of the extra sums only, if extra)."""
+
+    extra: bool = False
+
+
+class Reduce(Action, frozen=True):
+    """Every segment not yet reduced: shared ones from the rank named, the others by all-reduce between replicas."""
+
+    shared: tuple[Rank, ...] = ()  # source of segment 0, 1, ...
+
+
+class Commit(Action, frozen=True):
+    pass
+
+
+class Confirm(Action, frozen=True):
+    """Inside the replica: did anybody see the commit's result? Answered by Confirmed(result or None)."""
+
+    result: CommitResult | None
+
+
+class Step(Action, frozen=True):
+    commit: CommitResult
+
+
+class ExchangeInside(Action, frozen=True):
+    """Publish my record, gather those of my replica's members. Interrupted (Broken) by a newer epoch."""
+
+    plan: EpochPlan
+
+
+class RebuildInside(Action, frozen=True):
+    """Groups inside my replica that hold a touched rank (None: all of them)."""
+
+    plan: EpochPlan
+    touched: tuple[Rank, ...] | None
+
+
+class ExchangeWorld(Action, frozen=True):
+    plan: EpochPlan
+
+
+class RebuildCross(Action, frozen=True):
+    """All groups that span replicas."""
+
+    plan: EpochPlan
+
+
+class FetchState(Action, frozen=True):
+    """Parameters and optimizer state of this rank's position, over the group of its replicas."""
+
+    plan: EpochPlan
+    fetch: Fetch
+    iteration: int
+
+
+class LoadCheckpoint(Action, frozen=True):
+    plan: EpochPlan
+    path: str
+
+
+class AwaitPlan(Action, frozen=True):
+    """Wait for a plan newer than after_epoch; bounded by the worker's own limit. Report text first if not empty."""
+
+    after_epoch: int
+    report: str = ""
+    inside: bool = False
+
+
+class ReportStateLost(Action, frozen=True):
+    positions: tuple[int, ...]
+    iteration: int
+
+
+class EndIteration(Action, frozen=True):
+    """The iteration is committed and stepped; control returns to the script."""
+
+    commit: CommitResult
+    healed: bool  # a recovery ended in it: nothing of the plan is left to do
+
+
+class Ready(Action, frozen=True):
+    """The script may enter its loop at this iteration; what the machine does next waits until it does."""
+
+    iteration: int
+
+
+class Leave(Action, frozen=True):
+    """The newest plan has no place for this worker."""
+
+
+AnyAction = (
+    Compute | Tie | Reduce | Commit | Confirm | Step | ExchangeInside | RebuildInside | ExchangeWorld
+    | RebuildCross | FetchState | LoadCheckpoint | AwaitPlan | ReportStateLost | EndIteration | Ready | Leave
+)  # fmt: skip

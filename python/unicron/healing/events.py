@@ -1,0 +1,67 @@
+"""What a worker tells its healing machine. Facts, in the past tense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from unicron.healing.record import CommitResult, Record
+from unicron.types import EpochPlan
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class PlanArrived(Event, frozen=True):
+    """Noted at once; it takes effect at the next point where the machine may act on it. Answered by no action."""
+
+    plan: EpochPlan
+
+
+class Joined(Event, frozen=True):
+    """The worker has a role, named by plan (it is one of its members), and gives the account it starts with."""
+
+    plan: EpochPlan
+    record: Record
+
+
+class IterationBegun(Event, frozen=True):
+    """The script called train_step."""
+
+    iteration: int
+
+
+class Done(Event, frozen=True):
+    """The outstanding action is done (one without a result of its own)."""
+
+
+class RecordsGathered(Event, frozen=True):
+    records: Sequence[Record]
+
+
+class CommitDone(Event, frozen=True):
+    result: CommitResult
+
+
+class Confirmed(Event, frozen=True):
+    result: CommitResult | None
+
+
+class CheckpointLoaded(Event, frozen=True):
+    iteration: int
+
+
+class Broken(Event, frozen=True):
+    """The outstanding action did not complete: a collective raised, or a newer epoch interrupted the wait."""
+
+    inside: bool
+    text: str = ""
+    segments_reduced: int = -1  # after a broken Reduce: how many are whole
+
+
+AnyEvent = (
+    PlanArrived | Joined | IterationBegun | Done | RecordsGathered | CommitDone | Confirmed
+    | CheckpointLoaded | Broken
+)  # fmt: skip

@@ -1,0 +1,473 @@
+"""The worker-side healing machine: one rank's way through iterations and through whatever happens to them. Pure.
+
+Theory. A worker is a sequential program: it has exactly one outstanding action, and each event that ends it yields the
+next. Plans arrive at any time and are only *noted*; they take effect at these points and no others:
+
+  * a member of a wounded replica: on entering an iteration, on entering the reduction, and when an action breaks;
+  * a member of a whole replica: on entering the reduction, and when an action between replicas breaks.
+    It is never interrupted while computing: a tp peer may be one collective further (MECHANICS 1.10);
+  * a replica of a single rank may also meet on entering an iteration (nobody waits for it inside).
+
+Order inside an iteration (MECHANICS 1.2): inside collectives (compute, tie), then those between replicas (reduce,
+commit). `Confirm` makes a whole replica act as one on a commit that was interrupted for some of it only.
+
+The script's loop and the machine meet at two places: `IterationBegun` (train_step was called) and `EndIteration` /
+`Ready` (control goes back). What a meeting decided for an iteration that the script has not begun yet is *parked*.
+After a checkpoint was loaded, iterations before the script's own are done again inside the same train_step.
+
+The machine never looks at a clock: bounds on waits belong to the runtime, which reports Broken when one is exceeded.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+from unicron.healing import actions as do
+from unicron.healing import events as on
+from unicron.healing.dealing import assigned
+from unicron.healing.record import CommitResult, Record
+from unicron.healing.resolve import (
+    ReplicaVerdict,
+    WorldVerdict,
+    position_of,
+    resolve_replica,
+    resolve_world,
+    rolls_forward,
+)
+from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
+
+
+class Phase(enum.Enum):
+    OUTSIDE = "outside"  # no role yet
+    BETWEEN = "between"  # the script's own code
+    COMPUTE = "compute"
+    TIE = "tie"
+    REDUCE = "reduce"
+    COMMIT = "commit"
+    CONFIRM = "confirm"
+    STEP = "step"
+    AWAIT_PLAN = "await_plan"
+    EXCHANGE_INSIDE = "exchange_inside"
+    REBUILD_INSIDE = "rebuild_inside"
+    ROLL_INSIDE = "roll_inside"  # stepping with a commit result learned inside the replica
+    EXCHANGE_WORLD = "exchange_world"
+    REBUILD_CROSS = "rebuild_cross"
+    ROLL_WORLD = "roll_world"  # stepping with a commit result learned at the meeting
+    FETCH = "fetch"
+    LOAD = "load"
+    LEFT = "left"
+
+
+#: Where an action that involves others is outstanding, and so can break.
+BREAKABLE = frozenset(
+    {
+        Phase.COMPUTE, Phase.TIE, Phase.REDUCE, Phase.COMMIT, Phase.CONFIRM, Phase.EXCHANGE_INSIDE,
+        Phase.REBUILD_INSIDE, Phase.EXCHANGE_WORLD, Phase.REBUILD_CROSS, Phase.FETCH, Phase.LOAD,
+    }
+)  # fmt: skip
+
+
+class UnknownTransition(AssertionError):
+    """An event that this phase does not know: a programmer's error, never ignored."""
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a meeting left this rank to do in its iteration."""
+
+    micro_batches: tuple[int, ...]
+    dealt: tuple[int, ...]
+    extra: bool
+    reduce_only: bool
+    reason: str
+
+
+class HealingMachine:
+    """Args: rank; layout; num_segments: gradient segments of this rank (equal within a position)."""
+
+    def __init__(self, rank: Rank, layout: Layout, num_segments: int) -> None:
+        self.rank, self.layout, self.num_segments = rank, layout, num_segments
+        self.replica = layout.replica_of(rank)
+        self.phase = Phase.OUTSIDE
+        self.record = Record(rank, 0, Stage.STARTING, num_segments=num_segments)
+        self.plan: EpochPlan | None = None  # the newest plan met: its groups between replicas stand
+        self.pending: list[EpochPlan] = []  # newer ones, in order of epoch
+        self.loop_iteration: int | None = None  # the one the script is in, None between iterations
+        self.healing = False  # a plan (other than the first) is being carried out
+        self.shared: tuple[Rank, ...] = ()
+        self.parked: Work | None = None
+        self._acting = 0  # newest epoch acted on
+        self._inside_done = 0  # newest epoch whose inside groups stand
+        self._extra = False
+        self._await_inside = False
+        self._inside: ReplicaVerdict | None = None
+        self._verdict: WorldVerdict | None = None
+
+    # ------------------------------------------------------------------ events
+
+    def step(self, event: on.AnyEvent) -> tuple[do.AnyAction, ...]:
+        """The next thing to do: one action, or none (PlanArrived is only noted)."""
+        if isinstance(event, on.PlanArrived):
+            self._note(event.plan)
+            return ()
+        action = self._answer(event)
+        self.invariants()
+        return (action,)
+
+    def _answer(self, event: on.AnyEvent) -> do.AnyAction:
+        phase = self.phase
+        match event:
+            case on.Joined(plan, record) if phase is Phase.OUTSIDE:
+                self.record = record
+                self._note(plan)
+                return self._repair()
+            case on.IterationBegun(iteration) if phase is Phase.BETWEEN:
+                return self._begin(iteration)
+            case on.RecordsGathered(records) if phase is Phase.EXCHANGE_INSIDE:
+                return self._inside_gathered(records)
+            case on.RecordsGathered(records) if phase is Phase.EXCHANGE_WORLD:
+                return self._world_gathered(records)
+            case on.CommitDone(result) if phase is Phase.COMMIT:
+                return self._committed(result)
+            case on.Confirmed(result) if phase is Phase.CONFIRM:
+                return self._confirmed(result)
+            case on.CheckpointLoaded(iteration) if phase is Phase.LOAD:
+                return self._loaded(iteration)
+            case on.Broken() if phase in BREAKABLE:
+                return self._broken(event)
+            case on.Done() if phase in self._on_done:
+                return self._on_done[phase](self)
+        raise UnknownTransition(f"{type(event).__name__} in phase {phase.value}")
+
+    # ------------------------------------------------------------------ the undisturbed iteration
+
+    def _begin(self, iteration: int) -> do.AnyAction:
+        if iteration != self.record.iteration:
+            raise AssertionError(f"script begins {iteration}, state is at {self.record.iteration}")
+        self.loop_iteration = iteration
+        if self._touched():
+            self.parked = None
+            return self._repair()
+        if self.parked is not None:
+            return self._work(self.parked)
+        if self.pending and self.layout.replica_size == 1:
+            return self._repair()
+        assert self.plan is not None
+        return self._compute_own(self.plan.replicas, "iteration begins")
+
+    def _compute_own(self, dealt: tuple[int, ...], why: str) -> do.AnyAction:
+        if self.record.begun:
+            dealt = self.record.dealt
+        mine = assigned(self.replica, dealt, self.layout.num_micro_batches)
+        return self._work(Work(mine, dealt, extra=False, reduce_only=False, reason=why))
+
+    def _work(self, work: Work) -> do.AnyAction:
+        """Go on with an iteration, or park the work until the script is there."""
+        iteration = self.record.iteration
+        if self.loop_iteration is None or iteration > self.loop_iteration:
+            self.parked = work
+            return self._return_to_script()
+        self.parked = None
+        if work.reduce_only:
+            return self._enter_reduction(work.reason)
+        done = set(work.micro_batches) | (set(self.record.done) if work.extra else set())
+        self._extra = work.extra
+        self._set(
+            stage=Stage.COMPUTE, begun=True, dealt=work.dealt, summed=False, done=tuple(sorted(done)),
+            segments_reduced=self.record.segments_reduced if work.extra else 0,
+        )  # fmt: skip
+        return self._to(
+            Phase.COMPUTE,
+            do.Compute(
+                iteration=iteration, micro_batches=work.micro_batches, dealt=work.dealt, extra=work.extra,
+                reason=work.reason,
+            ),
+        )  # fmt: skip
+
+    def _return_to_script(self) -> do.AnyAction:
+        if self.loop_iteration is None:
+            return self._to(Phase.BETWEEN, do.Ready(iteration=self.record.iteration, reason="state agreed"))
+        commit = self.record.commit
+        assert commit is not None and commit.iteration == self.loop_iteration, (commit, self.loop_iteration)
+        self.loop_iteration = None
+        healed, self.healing = self.healing, self.healing and self.parked is not None
+        return self._to(
+            Phase.BETWEEN,
+            do.EndIteration(commit=commit, healed=healed and not self.healing, reason="stepped"),
+        )
+
+    def _tie(self) -> do.AnyAction:
+        self._set(stage=Stage.TIE)
+        return self._to(Phase.TIE, do.Tie(extra=self._extra, reason="before any collective between replicas"))
+
+    def _tied(self) -> do.AnyAction:
+        self._set(summed=True)
+        return self._enter_reduction("sums are whole")
+
+    def _enter_reduction(self, why: str) -> do.AnyAction:
+        self._set(stage=Stage.REDUCE)
+        if self.pending and all(p.epoch <= self._acting for p in self.pending):
+            return self._meet("mended, sums are whole again")
+        if self.pending:
+            return self._miss_commit("a newer epoch came before the reduction", inside=False)
+        return self._to(Phase.REDUCE, do.Reduce(shared=self.shared, reason=why))
+
+    def _reduced(self) -> do.AnyAction:
+        self._set(segments_reduced=self.num_segments, stage=Stage.COMMIT)
+        return self._to(Phase.COMMIT, do.Commit(reason="all segments reduced"))
+
+    def _committed(self, result: CommitResult) -> do.AnyAction:
+        self._set(commit=result)
+        if self.layout.replica_size == 1:
+            return self._step_with(result, Phase.STEP, "committed")
+        return self._to(Phase.CONFIRM, do.Confirm(result=result, reason="the replica acts as one"))
+
+    def _confirmed(self, result: CommitResult | None) -> do.AnyAction:
+        if result is not None:
+            return self._step_with(result, Phase.STEP, "committed, as the replica knows")
+        return self._repair_or_wait("commit interrupted, nobody in the replica saw its result", inside=False)
+
+    def _step_with(self, commit: CommitResult, phase: Phase, why: str) -> do.AnyAction:
+        self._set(stage=Stage.STEP, commit=commit)
+        return self._to(phase, do.Step(commit=commit, reason=why))
+
+    def _stepped(self) -> do.AnyAction:
+        self._roll()
+        assert self.loop_iteration is not None and self.plan is not None
+        if self.record.iteration <= self.loop_iteration:
+            return self._compute_own(self.plan.replicas, "done again since the checkpoint")
+        return self._return_to_script()
+
+    def _roll(self) -> None:
+        """One more committed step is in the parameters."""
+        self.shared = ()
+        self._fresh(self.record.iteration + 1)
+
+    # ------------------------------------------------------------------ when something breaks
+
+    def _broken(self, event: on.Broken) -> do.AnyAction:
+        if event.segments_reduced >= 0:
+            self._set(segments_reduced=event.segments_reduced)
+        if self.phase in (Phase.REDUCE, Phase.COMMIT):
+            return self._miss_commit(f"commit interrupted: {event.text}", event.inside)
+        return self._repair_or_wait(event.text, event.inside)
+
+    def _miss_commit(self, why: str, inside: bool) -> do.AnyAction:
+        """This pass ends without the commit's result. A whole replica still confirms, exactly once a pass, whether
+        it got as far as the commit, broke in the reduction or did not enter it: a member that did waits there.
+        """
+        if self.layout.replica_size == 1 or self._touched():
+            return self._repair_or_wait(why, inside)
+        return self._to(Phase.CONFIRM, do.Confirm(result=None, reason=why))
+
+    def _repair_or_wait(self, text: str, inside: bool) -> do.AnyAction:
+        if self._helps(inside):
+            return self._repair()
+        self._await_inside = inside
+        return self._to(
+            Phase.AWAIT_PLAN,
+            do.AwaitPlan(
+                after_epoch=self._newest(), report=text, inside=inside, reason="no plan explains this yet"
+            ),
+        )
+
+    def _plan_awaited(self) -> do.AnyAction:
+        return self._repair() if self._helps(self._await_inside) else self._repair_or_wait("", self._await_inside)
+
+    def _helps(self, inside: bool) -> bool:
+        """A plan not acted on yet that mends what broke: inside a replica only one that touches it does."""
+        new = [p for p in self.pending if p.epoch > self._acting]
+        return bool(new) and (not inside or bool(self._touched()))
+
+    def _repair(self) -> do.AnyAction:
+        """Act on the pending plans: a wounded replica first mends itself, then everybody meets."""
+        if not self.pending:
+            raise AssertionError("nothing to repair")
+        newest = self.pending[-1]
+        if newest.member(self.rank) is None:
+            return self._to(Phase.LEFT, do.Leave(reason=f"epoch {newest.epoch}: {newest.reason}"))
+        self._acting = newest.epoch
+        self.healing = self.healing or newest.kind is not PlanKind.START
+        touched = self._touched()
+        self._set(inside_touched=touched)
+        if not touched:
+            return self._meet("a whole replica meets the new epoch")
+        if self.layout.replica_size == 1:
+            return self._inside_gathered((self.record,))
+        return self._to(
+            Phase.EXCHANGE_INSIDE,
+            do.ExchangeInside(plan=newest, reason=f"replica {self.replica} is wounded: {newest.reason}"),
+        )
+
+    def _meet(self, why: str) -> do.AnyAction:
+        self._acting = self.pending[-1].epoch
+        return self._to(Phase.EXCHANGE_WORLD, do.ExchangeWorld(plan=self.pending[-1], reason=why))
+
+    # ------------------------------------------------------------------ inside the wounded replica
+
+    def _inside_gathered(self, records: Sequence[Record]) -> do.AnyAction:
+        verdict = self._inside = resolve_replica(sorted(records, key=lambda r: r.rank))
+        if self.layout.replica_size == 1:
+            return self._inside_rebuilt()
+        plan = self._acting_plan()
+        return self._to(
+            Phase.REBUILD_INSIDE, do.RebuildInside(plan=plan, touched=verdict.touched, reason=verdict.reason)
+        )
+
+    def _inside_rebuilt(self) -> do.AnyAction:
+        verdict = self._inside
+        assert verdict is not None
+        self._inside_done = self._acting
+        self._set(inside_epoch=self._acting, inside_touched=())
+        if verdict.commit is not None and rolls_forward(self.record, verdict.commit):
+            return self._step_with(verdict.commit, Phase.ROLL_INSIDE, "a member knows the commit's result")
+        return self._mended()
+
+    def _rolled_inside(self) -> do.AnyAction:
+        self._roll()
+        return self._mended()
+
+    def _mended(self) -> do.AnyAction:
+        """The replica stands again: compute, or meet at once if it has nothing to compute (or nothing to compute with)."""
+        verdict = self._inside
+        assert verdict is not None
+        if self._touched():  # by a newer plan
+            return self._repair()
+        if verdict.compute and self.pending[-1].kind is not PlanKind.RESTORE:
+            return self._compute_own(verdict.dealt, verdict.reason)
+        return self._meet(verdict.reason)
+
+    # ------------------------------------------------------------------ the meeting
+
+    def _world_gathered(self, records: Sequence[Record]) -> do.AnyAction:
+        plan = self._acting_plan()
+        verdict = self._verdict = resolve_world(plan, sorted(records, key=lambda r: r.rank))
+        return self._to(Phase.REBUILD_CROSS, do.RebuildCross(plan=plan, reason=verdict.reason))
+
+    def _cross_rebuilt(self) -> do.AnyAction:
+        verdict = self._verdict
+        assert verdict is not None
+        plan = self.plan = self._acting_plan()
+        self.pending = [p for p in self.pending if p.epoch > plan.epoch]
+        self._set(met_replicas=plan.replicas)
+        if plan.restore:
+            return self._to(Phase.LOAD, do.LoadCheckpoint(plan=plan, path=plan.restore, reason=plan.reason))
+        if verdict.lost_positions:
+            self._await_inside = False
+            return self._to(
+                Phase.AWAIT_PLAN,
+                do.ReportStateLost(
+                    positions=verdict.lost_positions, iteration=self.record.iteration, reason=verdict.reason
+                ),
+            )
+        if verdict.commit is not None and rolls_forward(self.record, verdict.commit):
+            return self._step_with(verdict.commit, Phase.ROLL_WORLD, "somebody knows the commit's result")
+        return self._fetch()
+
+    def _rolled_world(self) -> do.AnyAction:
+        self._roll()
+        return self._fetch()
+
+    def _fetch(self) -> do.AnyAction:
+        verdict, plan = self._verdict, self.plan
+        assert verdict is not None and plan is not None
+        position = position_of(self.layout, self.rank)
+        mine = next((f for f in verdict.fetches if f.position == position), None)
+        if mine is None:
+            return self._agreed()
+        return self._to(
+            Phase.FETCH,
+            do.FetchState(
+                plan=plan, fetch=mine, iteration=verdict.iteration,
+                reason=f"ranks {mine.targets} take their state from rank {mine.source}",
+            ),
+        )  # fmt: skip
+
+    def _fetched(self) -> do.AnyAction:
+        assert self._verdict is not None
+        if not self.record.has_state:
+            self._fresh(self._verdict.iteration)
+            self._set(has_state=True, commit=self._verdict.commit)
+        return self._agreed()
+
+    def _loaded(self, iteration: int) -> do.AnyAction:
+        self.shared = ()
+        self._fresh(iteration)
+        self._set(has_state=True, commit=None)
+        assert self.plan is not None
+        return self._compute_own(self.plan.replicas, "from the checkpoint")
+
+    def _agreed(self) -> do.AnyAction:
+        """Everybody is at the same iteration with whole parameters: on with what is left of it."""
+        verdict = self._verdict
+        assert verdict is not None
+        if self.record.iteration != verdict.iteration:
+            raise AssertionError(f"at {self.record.iteration}, the meeting agreed on {verdict.iteration}")
+        self.shared = verdict.shared[position_of(self.layout, self.rank)]
+        have, mine = verdict.have.get(self.replica, ()), verdict.compute[self.replica]
+        if self.replica not in verdict.have and self.record.summed:
+            self._set(summed=False)  # a member of the replica does not hold its part
+        self._set(begun=True, dealt=verdict.dealt)
+        whole = self.replica in verdict.have or verdict.all_reduced
+        return self._work(
+            Work(mine, verdict.dealt, extra=bool(have), reduce_only=whole and not mine, reason=verdict.reason)
+        )
+
+    # ------------------------------------------------------------------ helpers
+
+    def _note(self, plan: EpochPlan) -> None:
+        if plan.epoch > self._newest():
+            self.pending.append(plan)
+
+    def _newest(self) -> int:
+        if self.pending:
+            return self.pending[-1].epoch
+        return self.plan.epoch if self.plan is not None else 0
+
+    def _acting_plan(self) -> EpochPlan:
+        return next(p for p in self.pending if p.epoch == self._acting)
+
+    def _touched(self) -> tuple[Rank, ...]:
+        """Ranks of my replica touched by pending plans and not mended yet."""
+        mine = set(self.layout.replica_ranks(self.replica))
+        new = [p for p in self.pending if p.epoch > self._inside_done]
+        return tuple(sorted({t for p in new for t in p.touched if t in mine}))
+
+    def _fresh(self, iteration: int) -> None:
+        self._set(
+            iteration=iteration, stage=Stage.IDLE, begun=False, dealt=(), done=(), summed=False,
+            segments_reduced=0,
+        )  # fmt: skip
+
+    def _set(self, **changes: object) -> None:
+        self.record = msgspec.structs.replace(self.record, **changes)
+
+    def _to(self, phase: Phase, action: do.AnyAction) -> do.AnyAction:
+        self.phase = phase
+        return action
+
+    def invariants(self) -> None:
+        record = self.record
+        assert 0 <= record.segments_reduced <= self.num_segments, record
+        epochs = [p.epoch for p in self.pending]
+        assert epochs == sorted(set(epochs)), epochs
+        if self.plan is not None:
+            assert all(e > self.plan.epoch for e in epochs), (self.plan.epoch, epochs)
+        assert record.begun or not record.summed, record
+        assert self.parked is None or self.phase is not Phase.COMPUTE
+
+    #: What `Done` means in each phase.
+    _on_done = {
+        Phase.COMPUTE: _tie,
+        Phase.TIE: _tied,
+        Phase.REDUCE: _reduced,
+        Phase.STEP: _stepped,
+        Phase.AWAIT_PLAN: _plan_awaited,
+        Phase.REBUILD_INSIDE: _inside_rebuilt,
+        Phase.ROLL_INSIDE: _rolled_inside,
+        Phase.REBUILD_CROSS: _cross_rebuilt,
+        Phase.ROLL_WORLD: _rolled_world,
+        Phase.FETCH: _fetched,
+    }

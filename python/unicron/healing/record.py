@@ -1,0 +1,48 @@
+"""A rank's account of itself, exchanged while healing, and the result of a commit.
+
+A record says which version of the parameters the rank has, what its local gradient sums contain and how far they are
+reduced. It is read out of the arena's header, so an heir can give its predecessor's account.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from unicron.types import Rank, Stage
+
+
+class CommitResult(msgspec.Struct, frozen=True):
+    """What the commit all-reduce gave: with it a rank can step alone. Sums are over the whole task."""
+
+    iteration: int
+    tokens: float
+    sumsq: float  # sum of squares of the unscaled reduced gradient, each position counted once
+    found_inf: float
+    loss_sum: float
+
+
+class Record(msgspec.Struct, frozen=True):
+    """iteration counts the committed steps in the parameters, and so names the iteration being worked on."""
+
+    rank: Rank
+    iteration: int
+    stage: Stage
+    has_state: bool = True  # parameters and optimizer state are whole (not torn, not merely initialised)
+    begun: bool = False  # this iteration's micro-batches were dealt (over `dealt`)
+    dealt: tuple[int, ...] = ()  # replicas over which they were dealt
+    done: tuple[int, ...] = ()  # micro-batches in the local sums, when summed
+    summed: bool = False  # local sums complete and tied: the rank reached the reduction
+    segments_reduced: int = 0
+    num_segments: int = 0
+    commit: CommitResult | None = None  # of the newest commit this rank knows
+    met_replicas: tuple[int, ...] = ()  # live replicas of the newest plan this rank met; a predecessor's are not known
+    inside_epoch: int = 0  # epoch in which this replica's inside groups were last rebuilt, as this rank knows
+    inside_touched: tuple[Rank, ...] = ()  # ranks of this replica touched since, as this rank knows
+
+
+def encode_record(record: Record) -> bytes:
+    return msgspec.msgpack.encode(record)
+
+
+def decode_record(data: bytes) -> Record:
+    return msgspec.msgpack.decode(data, type=Record)

@@ -1,0 +1,170 @@
+"""From the records of all to what each has to do: pure functions, the same answer on every rank.
+
+`resolve_replica` looks at one wounded replica before its members compute again; `resolve_world` at everybody, at the
+meeting. Two facts carry both: a commit's all-reduce completes only when every rank had entered it with all segments
+reduced, so one rank that has the result is proof that all may step; and a segment that one rank holds reduced contains
+every micro-batch, so it can be shared instead of reduced again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from unicron.healing.dealing import deal
+from unicron.healing.record import CommitResult, Record
+from unicron.types import EpochPlan, Layout, Rank
+
+
+class ReplicaVerdict(msgspec.Struct, frozen=True):
+    commit: CommitResult | None  # members at commit.iteration roll forward with it
+    compute: bool  # after that, all members drop their sums and compute their share again
+    touched: tuple[Rank, ...] | None  # groups holding one of these are rebuilt; None: all inside groups
+    reason: str
+    dealt: tuple[int, ...] = ()  # replicas over which the iteration to compute is dealt
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """Parameters and optimizer state of one position go from source to targets."""
+
+    position: int
+    source: Rank
+    targets: tuple[Rank, ...]
+
+
+class WorldVerdict(msgspec.Struct, frozen=True):
+    iteration: int  # the one everybody is at after rolling forward
+    commit: CommitResult | None
+    fetches: tuple[Fetch, ...]
+    dealt: tuple[int, ...]
+    compute: dict[int, tuple[int, ...]]  # replica -> micro-batches still to compute
+    have: dict[int, tuple[int, ...]]  # replica -> micro-batches in its complete sums
+    shared: dict[int, tuple[Rank, ...]]  # position -> for each already reduced segment, the rank that shares it
+    lost_positions: tuple[int, ...]  # nobody holds their state
+    all_reduced: bool  # every segment is reduced somewhere
+    reason: str
+
+
+def position_of(layout: Layout, rank: Rank) -> int:
+    tp, _, pp = layout.coords(rank)
+    return tp + layout.tp * pp
+
+
+def newest_commit(records: Sequence[Record]) -> CommitResult | None:
+    known = [r.commit for r in records if r.commit is not None]
+    return max(known, key=lambda c: c.iteration, default=None)
+
+
+def rolls_forward(record: Record, commit: CommitResult | None) -> bool:
+    return commit is not None and record.has_state and record.iteration == commit.iteration
+
+
+def iteration_after(record: Record, commit: CommitResult | None) -> int:
+    return record.iteration + (1 if rolls_forward(record, commit) else 0)
+
+
+def resolve_replica(records: Sequence[Record]) -> ReplicaVerdict:
+    """What the members of a wounded replica do before the meeting."""
+    commit = newest_commit(records)
+    survivors = [r for r in records if r.inside_epoch > 0]
+    same = {(r.inside_epoch, r.inside_touched) for r in survivors}
+    touched = survivors[0].inside_touched if len(same) == 1 else None
+    if not all(r.has_state for r in records):
+        lacking = [r.rank for r in records if not r.has_state]
+        return ReplicaVerdict(commit, False, touched, f"ranks {lacking} have no whole state: to the meeting first")
+    iterations = {iteration_after(r, commit) for r in records}
+    if len(iterations) != 1:
+        raise AssertionError(f"members of one replica at iterations {sorted(iterations)}: {records}")
+    fresh = [r for r in records if rolls_forward(r, commit) or not r.summed]
+    if not fresh:
+        return ReplicaVerdict(commit, False, touched, "all members hold whole sums: nothing is computed again")
+    dealt = _dealt(records, commit)
+    if not dealt:
+        return ReplicaVerdict(commit, False, touched, "nobody here knows how the iteration is dealt")
+    why = f"ranks {[r.rank for r in fresh]} have no whole sums: the replica computes again"
+    return ReplicaVerdict(commit, True, touched, why, dealt)
+
+
+def _dealt(records: Sequence[Record], commit: CommitResult | None) -> tuple[int, ...]:
+    """As it was dealt to those who began it, else as the newest plan met by a survivor says."""
+    begun = [r.dealt for r in records if r.begun and not rolls_forward(r, commit)]
+    met = [r.met_replicas for r in records if r.met_replicas]
+    return (begun + met + [()])[0]
+
+
+def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
+    """What everybody does at the meeting of plan.epoch; records are those of exactly plan.ranks."""
+    layout, commit = plan.layout, newest_commit(records)
+    holders = [r for r in records if r.has_state]
+    positions = range(layout.replica_size)
+    lost = tuple(p for p in positions if all(position_of(layout, r.rank) != p for r in holders))
+    if lost or plan.restore:
+        return WorldVerdict(-1, None, (), plan.replicas, {}, {}, {}, lost, False, f"positions {list(lost)} have no holder")
+    iterations = {iteration_after(r, commit) for r in holders}
+    if len(iterations) != 1:
+        raise AssertionError(f"epoch {plan.epoch}: ranks at iterations {sorted(iterations)}: {records}")
+    iteration = iterations.pop()
+    current = [r for r in holders if r.iteration == iteration]  # those that did not just roll forward
+    begun = [r for r in current if r.begun]
+    dealt = begun[0].dealt if begun else plan.replicas
+    have = _complete_sums(plan, current)
+    shared = _shared_segments(plan, current)
+    reduced_everywhere = bool(current) and all(
+        len(shared[p]) == _num_segments(plan, records, p) > 0 for p in positions
+    )
+    if reduced_everywhere:
+        compute: dict[int, tuple[int, ...]] = {replica: () for replica in plan.replicas}
+    else:
+        compute = deal(layout.num_micro_batches, dealt, plan.replicas, have)
+        # Who computes its share from nothing overwrites what it holds reduced, so it cannot share it.
+        shared = _shared_segments(plan, [r for r in current if layout.replica_of(r.rank) in have])
+    return WorldVerdict(
+        iteration, commit, _fetches(plan, records), dealt, compute, have, shared, (),
+        reduced_everywhere, _why(compute, reduced_everywhere),
+    )  # fmt: skip
+
+
+def _complete_sums(plan: EpochPlan, current: Sequence[Record]) -> dict[int, tuple[int, ...]]:
+    have: dict[int, tuple[int, ...]] = {}
+    by_rank = {r.rank: r for r in current}
+    for replica in plan.replicas:
+        members = [by_rank.get(rank) for rank in plan.layout.replica_ranks(replica)]
+        if all(m is not None and m.summed for m in members):
+            sets = {m.done for m in members if m is not None}
+            if len(sets) != 1:
+                raise AssertionError(f"replica {replica}: members hold different micro-batches {sets}")
+            have[replica] = sets.pop()
+    return have
+
+
+def _shared_segments(plan: EpochPlan, current: Sequence[Record]) -> dict[int, tuple[Rank, ...]]:
+    shared: dict[int, tuple[Rank, ...]] = {}
+    for position in range(plan.layout.replica_size):
+        holders = [r for r in current if position_of(plan.layout, r.rank) == position]
+        most = max((r.segments_reduced for r in holders), default=0)
+        shared[position] = tuple(
+            min(r.rank for r in holders if r.segments_reduced > segment) for segment in range(most)
+        )
+    return shared
+
+
+def _num_segments(plan: EpochPlan, records: Sequence[Record], position: int) -> int:
+    return max(r.num_segments for r in records if position_of(plan.layout, r.rank) == position)
+
+
+def _fetches(plan: EpochPlan, records: Sequence[Record]) -> tuple[Fetch, ...]:
+    fetches = []
+    for position in range(plan.layout.replica_size):
+        here = [r for r in records if position_of(plan.layout, r.rank) == position]
+        targets = tuple(r.rank for r in here if not r.has_state)
+        if targets:
+            fetches.append(Fetch(position, min(r.rank for r in here if r.has_state), targets))
+    return tuple(fetches)
+
+
+def _why(compute: dict[int, tuple[int, ...]], reduced_everywhere: bool) -> str:
+    if reduced_everywhere:
+        return "every segment is reduced somewhere: nothing is computed again"
+    work = {replica: list(todo) for replica, todo in compute.items() if todo}
+    return f"replicas compute {work}" if work else "all sums are whole"

@@ -1,0 +1,3 @@
+"""The edge: the only place with sockets, clocks, files and processes. Machines decide, this package
+acts.
+"""

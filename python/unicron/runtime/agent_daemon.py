@@ -1,0 +1,40 @@
+"""`unicron agent`: the agent and, where none is given, a template of its own as a child process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from unicron.runtime.agent_process import AgentProcess, AgentSettings
+
+STOP_S_MAX = 10.0
+
+
+def run_with_template(settings: AgentSettings, imports: str) -> int:
+    """The template ends when this process does, however it ends: it reads a pipe's other end."""
+    if settings.template:
+        return AgentProcess(settings).run()
+    directory = Path(settings.run_dir)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lifeline_end, lifeline = os.pipe()
+    arguments = ["--socket", str(settings.template_path), "--import", imports]
+    arguments += ["--lifeline", str(lifeline_end)]
+    command = [sys.executable, "-m", "unicron.runtime.template", *arguments]
+    template = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        pass_fds=(lifeline_end,),
+        start_new_session=True,
+    )
+    os.close(lifeline_end)
+    try:
+        return AgentProcess(settings).run()
+    finally:
+        os.close(lifeline)
+        try:
+            template.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            template.kill()
+            template.wait(STOP_S_MAX)

@@ -1,0 +1,464 @@
+"""The agent's process: the machine under sockets, pulse pages, the template and a clock. One thread
+beside the native one.
+
+Order of a turn: deaths first (the native supervisor's eventfd), then the template, workers,
+coordinator and store. The agent has no pulse of its own: when it dies its sockets close, and its
+workers end on that, natively.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from unicron import _core
+from unicron.agent.actions import (
+    Action,
+    ArmPulse,
+    CancelTimer,
+    DropArena,
+    ExecWorker,
+    ForkWorker,
+    GrantArena,
+    KillWorker,
+    LookAtOwner,
+    Refused,
+    ReleaseSlot,
+    SendCoordinator,
+    SendWorker,
+    SetTimer,
+    WatchWorker,
+    WelcomeWorker,
+)
+from unicron.agent.config import AgentConfig
+from unicron.agent.events import (
+    ChildStatusSeen,
+    CoordinatorConnected,
+    CoordinatorDisconnected,
+    CoordinatorMessage,
+    CoordinatorSays,
+    Event,
+    ForkFailed,
+    MutexReleased,
+    OwnerLooked,
+    PulsesSampled,
+    TemplateLost,
+    TimerFired,
+    WorkerForked,
+    WorkerJoined,
+)
+from unicron.agent.machine import AgentMachine
+from unicron.messages import (
+    ArenaGrant,
+    Fork,
+    Forked,
+    MessageRefused,
+    PublishEpoch,
+    StopTask,
+    decode,
+    encode,
+)
+from unicron.runtime import keys, logs
+from unicron.runtime.arena_keeper import ArenaKeeper
+from unicron.runtime.coordinator_link import CoordinatorLink
+from unicron.runtime.ending import Ending
+from unicron.runtime.files import write_atomically
+from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
+from unicron.runtime.pulses import Pulses
+from unicron.runtime.store_server import ZAP_DOMAIN, StoreServer
+from unicron.runtime.store_server import now_ms as store_now_ms
+from unicron.runtime.template_link import TemplateLink
+from unicron.runtime.timers import Timers
+from unicron.runtime.worker_server import WorkerServer
+from unicron.runtime.zap import Gatekeeper
+
+TEMPLATE_MS_MAX = 120_000  # its imports
+SAMPLE_MS = 50.0  # 20 Hz
+LOOK_MS = 1.0  # between two looks at a dying process
+LOOK_MS_MAX = 10.0  # then the machine hears "not yet"
+POLL_MS_MAX = 500.0
+NICE = -10
+ENVIRONMENT_DROPPED = ("UNICRON_AGENT", "UNICRON_TASK", "UNICRON_WORKER")
+
+log = logging.getLogger("unicron.agent")
+
+
+class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    node: str
+    coordinator: str  # host:port
+    keys: str  # directory with agent.key, worker.key, coordinator.pub
+    slots: int
+    understudies: int
+    run_dir: str  # of the sockets
+    host: str = "127.0.0.1"  # others reach the store of this node here
+    store_port: int = 0
+    template: str = ""  # socket of the template; '': <run_dir>/template.sock
+    incarnation: int = 0  # 0: one more than the last on this run_dir
+    machine: dict[str, float] = {}  # bounds of AgentConfig that differ from its defaults
+
+    @property
+    def template_path(self) -> Path:
+        return Path(self.template) if self.template else Path(self.run_dir) / "template.sock"
+
+
+class AgentProcess:
+    def __init__(self, settings: AgentSettings, lifeline: int = -1) -> None:
+        directory = Path(settings.run_dir)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key_directory = Path(settings.keys)
+        own = keys.load(key_directory / "agent.key")
+        self._worker_key = keys.load(key_directory / "worker.key")
+        coordinator_key = keys.load_public(str(key_directory / "coordinator.pub"))
+        self._ending = Ending(lifeline)
+        self._timers = Timers()
+        self._queue: deque[Event] = deque()
+        self._looks: dict[str, tuple[int, float]] = {}  # worker -> (pid, until)
+        self._pidfds: dict[str, int] = {}
+        self._next_sample_ms = 0.0
+        self._last_reasons: dict[str, str] = {}
+        self._environment = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT_DROPPED}
+        self._server = WorkerServer(directory / "agent.sock")
+        self._template: TemplateLink | None = TemplateLink(settings.template_path, TEMPLATE_MS_MAX)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._gate = Gatekeeper(self._context)
+        self._gate.admit(ZAP_DOMAIN, self._worker_key.public, "worker")
+        self._gate.admit(ZAP_DOMAIN, own.public, "agent")
+        self._store = StoreServer(self._context, own.secret, settings.host, settings.store_port)
+        facts = {
+            "node": settings.node,
+            "incarnation": settings.incarnation or _next_incarnation(directory),
+            "slots": settings.slots,
+            "understudies": settings.understudies,
+            "store": self._store.endpoint,
+            "store_key": own.public,
+            "socket": str(self._server.path),
+        }
+        config = msgspec.convert({**settings.machine, **facts}, AgentConfig)
+        self._machine = AgentMachine(config)
+        self._pulses = Pulses(config.workers_max)
+        self._arenas = ArenaKeeper()
+        address = settings.coordinator.removeprefix("tcp://")
+        curve = (coordinator_key, own.public, own.secret)
+        self._coordinator = CoordinatorLink(self._context, f"tcp://{address}", curve)
+
+    # ------------------------------------------------------------ loop
+
+    def run(self) -> int:
+        self._ending.catch_signals()
+        with contextlib.suppress(OSError):
+            os.nice(NICE)
+        log.info("store at %s, workers at %s", self._store.endpoint, self._server.path)
+        try:
+            while not self._ending.reason:
+                self._turn()
+        finally:
+            self.close()
+        log.info("stopped: %s", self._ending.reason)
+        return 1 if self._template is None else 0
+
+    def _turn(self) -> None:
+        ready = self._poll()
+        self._ending.look(ready)
+        if self._pulses.fileno() in ready:
+            self._read_deaths()
+        if self._template is not None and self._template.fileno() in ready:
+            self._read_template()
+        for fd, _ in [*self._server.interests()]:
+            if fd in ready:
+                for event in self._server.serve(fd):
+                    self._take(event)
+        if self._gate.socket in ready:
+            self._gate.serve()
+        self._read_coordinator()
+        if self._store.socket in ready:
+            self._store.serve()
+        self._do_what_is_due()
+        self._drain()
+
+    def _poll(self) -> dict[object, int]:
+        poller = zmq.Poller()
+        for socket in (self._gate.socket, self._store.socket, *self._coordinator.sockets):
+            poller.register(socket, zmq.POLLIN)
+        poller.register(self._pulses.fileno(), zmq.POLLIN)
+        self._ending.register(poller)
+        for fd, wants_to_write in self._server.interests():
+            poller.register(fd, zmq.POLLIN | (zmq.POLLOUT if wants_to_write else 0))
+        if self._template is not None:
+            writing = zmq.POLLOUT if self._template.wants_to_write else 0
+            poller.register(self._template.fileno(), zmq.POLLIN | writing)
+        return dict(poller.poll(self._wait_ms()))
+
+    def _wait_ms(self) -> int:
+        now = now_ms()
+        wait = self._timers.wait_ms(now, POLL_MS_MAX)
+        if self._looks:
+            wait = min(wait, LOOK_MS)
+        if self._pulses.num_watched:
+            wait = min(wait, max(0.0, self._next_sample_ms - now))
+        due = self._store.next_deadline_ms()
+        if due is not None:
+            wait = min(wait, max(0.0, due - store_now_ms()))
+        return int(-(-wait // 1))  # rounded up: no turns that find nothing due
+
+    def _drain(self) -> None:
+        """Answers to what the machine asked of us, after the step that asked."""
+        while self._queue:
+            self._take(self._queue.popleft())
+
+    def _do_what_is_due(self) -> None:
+        self._store.expire()
+        now = now_ms()
+        for worker, (pid, until) in [*self._looks.items()]:
+            gone = _core.owner_gone(pid)
+            if gone or now >= until:
+                del self._looks[worker]
+                self._take(OwnerLooked(worker, gone))
+        while (name := self._timers.take_due(now_ms())) is not None:
+            self._take(TimerFired(name))
+        if self._pulses.num_watched and now >= self._next_sample_ms:
+            self._next_sample_ms = now + SAMPLE_MS
+            self._server.drop_silent()
+            self._take(PulsesSampled(time.monotonic_ns(), self._pulses.sample()))
+
+    def _take(self, event: Event) -> None:
+        for action in self._machine.step(event, now_ms()):
+            self._log(action)
+            self._carry_out(action)
+        if isinstance(event, WorkerJoined):
+            self._server.refuse_joining(event.hello.worker)
+
+    # ------------------------------------------------------------ what arrives
+
+    def _read_deaths(self) -> None:
+        for worker, seen_ns, pulse in self._pulses.take_deaths():
+            self._take(MutexReleased(worker, seen_ns, pulse))
+
+    def _read_template(self) -> None:
+        assert self._template is not None
+        try:
+            self._template.flush()
+            for message in self._template.receive():
+                if isinstance(message, Forked):
+                    self._on_forked(message)
+                    continue
+                traced = message.kind == "stopped" and _core.process_state(message.pid) == "t"
+                pulse = self._pulses.read(message.worker)
+                self._take(ChildStatusSeen(message, time.monotonic_ns(), pulse, traced))
+        except ConnectionError as error:
+            self._lose_template(str(error))
+
+    def _on_forked(self, message: Forked) -> None:
+        if message.pid == 0:
+            self._take(ForkFailed(message.worker, "the template could not fork"))
+            return
+        with contextlib.suppress(OSError):  # reaped already: its end is the next message
+            self._pidfds[message.worker] = os.pidfd_open(message.pid)
+        self._take(WorkerForked(message.worker, message.pid))
+
+    def _lose_template(self, text: str) -> None:
+        """Without it nothing can be started, and its children were killed with it: this node is no
+        use.
+        """
+        if self._template is not None:
+            log.error("the template is gone: %s", text)
+            self._template.close()
+            self._template = None
+            self._take(TemplateLost())
+            self._ending.ask("the template is gone")
+
+    def _read_coordinator(self) -> None:
+        for connected in self._coordinator.changes():
+            log.info("coordinator %s", "connected" if connected else "disconnected")
+            self._take(CoordinatorConnected() if connected else CoordinatorDisconnected())
+        for data in self._coordinator.receive():
+            try:
+                message = decode(data)
+            except MessageRefused as error:
+                log.warning("refused from the coordinator: %s: %s", type(error).__name__, error)
+                continue
+            if not isinstance(message, CoordinatorSays):
+                log.warning("refused from the coordinator: %s", type(message).__name__)
+                continue
+            if isinstance(message, PublishEpoch):
+                self._store.announce(message.plan.task, message.plan.epoch)
+            elif isinstance(message, StopTask):
+                self._store.forget_task(message.task)
+            self._take(CoordinatorMessage(message))
+
+    # ------------------------------------------------------------ what the machine wants
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case SendCoordinator(message):
+                self._coordinator.send(encode(message))
+            case SendWorker(worker, message, epoch, touched):
+                kind = PLAN_FRAME if isinstance(message, PublishEpoch) else MESSAGE_FRAME
+                data = encode(message)
+                self._server.send(worker, data, kind=kind, epoch=epoch, touched=touched)
+            case WelcomeWorker(worker, message):
+                pair = self._worker_key
+                filled = msgspec.structs.replace(
+                    message, store_secret=pair.secret, store_public=pair.public
+                )
+                self._server.welcome(worker, filled, self._pulses.fd)
+            case ForkWorker(request, slot) | ExecWorker(request, slot):
+                self._fork(request, slot, is_exec=isinstance(action, ExecWorker))
+            case WatchWorker(worker, slot):
+                self._pulses.watch(worker, slot)
+            case ReleaseSlot(worker, slot):
+                self._release(worker, slot)
+            case KillWorker(worker, pid):
+                self._kill(worker, pid, signal.SIGKILL)
+            case LookAtOwner(worker, pid):
+                self._looks[worker] = (pid, now_ms() + LOOK_MS_MAX)
+            case SetTimer(name, at_ms):
+                self._timers.set(name, at_ms)
+            case CancelTimer(name):
+                self._timers.cancel(name)
+            case GrantArena():
+                self._grant(action)
+            case DropArena(arena):
+                self._arenas.drop(arena)
+            case ArmPulse():
+                self._arm(action)
+            case Refused():
+                pass
+
+    def _fork(self, request: Fork, slot: int, *, is_exec: bool) -> None:
+        self._pulses.prepare(slot)
+        environment = {**self._environment, **request.env}
+        if is_exec:
+            environment["UNICRON_EXEC"] = "1"
+        if self._template is None:
+            self._queue.append(ForkFailed(request.worker, "the template is gone"))
+            return
+        try:
+            self._template.fork(msgspec.structs.replace(request, env=environment))
+        except ConnectionError as error:
+            self._queue.append(ForkFailed(request.worker, str(error)))
+
+    def _release(self, worker: str, slot: int) -> None:
+        self._pulses.release(worker, slot)
+        self._server.release(worker)
+        self._looks.pop(worker, None)
+        pidfd = self._pidfds.pop(worker, None)
+        if pidfd is not None:
+            os.close(pidfd)
+
+    def _kill(self, worker: str, pid: int, number: int) -> None:
+        """By pidfd, so never a stranger with the same number."""
+        pidfd = self._pidfds.get(worker)
+        if pidfd is None:
+            log.info("%s (pid %d) is gone already", worker, pid)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, number)
+
+    def _grant(self, grant: GrantArena) -> None:
+        refused = grant.refused
+        fd = None
+        try:
+            fd = (
+                self._arenas.create(grant.arena, grant.nbytes)
+                if grant.create
+                else self._arenas.get(grant.arena)
+            )
+        except (_core.UnicronError, OSError, MemoryError) as error:
+            refused = f"cannot make an arena of {grant.nbytes} bytes: {error}"
+        if fd is None and not refused:
+            refused = "the arena is not here"
+        answer = ArenaGrant(grant.nbytes, not grant.create and fd is not None, refused)
+        self._server.answer(grant.request_id, answer, () if fd is None else (fd,))
+
+    def _arm(self, action: ArmPulse) -> None:
+        from unicron.faults.kinds import fault_kind, fault_point
+
+        fault = action.fault
+        outside = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+        try:
+            kind, point = int(fault_kind(fault.fault)), fault_point(fault.point)
+        except ValueError as error:
+            log.warning("refused fault: %s", error)
+            return
+        if fault.point == "now" and fault.fault in outside:
+            self._pulses.mark_fault(action.slot)
+            self._kill(action.worker, 0, outside[fault.fault])
+            return
+        self._pulses.arm(action.slot, kind, point, fault.iteration, fault.micro_batch)
+
+    def _log(self, action: Action) -> None:
+        match action:
+            case SetTimer() | CancelTimer() | LookAtOwner():
+                return
+            case SendCoordinator(message):
+                key = f"tell {type(message).__name__}"
+            case Refused(name):
+                key = f"refused {name}"
+            case _:
+                key = f"{type(action).__name__} {getattr(action, 'worker', '')}"
+        if self._last_reasons.get(key) == action.reason:
+            return
+        if len(self._last_reasons) > 10_000:
+            self._last_reasons.clear()
+        self._last_reasons[key] = action.reason
+        log.info("%s: %s", key, action.reason)
+
+    def close(self) -> None:
+        """Workers end first: the template kills them when our connection to it closes."""
+        if self._template is not None:
+            self._template.close()
+        self._server.close()
+        self._coordinator.close()
+        self._store.close()
+        self._gate.close()
+        self._context.destroy(linger=100)
+        self._pulses.close()
+        self._arenas.close()
+        self._ending.close()
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+
+
+def now_ms() -> float:
+    return time.monotonic_ns() / 1e6
+
+
+def _next_incarnation(directory: Path) -> int:
+    path = directory / "incarnation"
+    try:
+        last = int(path.read_text())
+    except (OSError, ValueError):
+        last = 0
+    write_atomically(path, str(last + 1))
+    return last + 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """For a local cluster; people use the command line (unicron agent)."""
+    parser = argparse.ArgumentParser(prog="python -m unicron.runtime.agent_process")
+    parser.add_argument("--config", type=Path, required=True, help="AgentSettings as JSON")
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("--lifeline", type=int, default=-1)
+    options = parser.parse_args(arguments)
+    logs.set_up(options.log)
+    settings = msgspec.json.decode(options.config.read_bytes(), type=AgentSettings)
+    try:
+        process = AgentProcess(settings, options.lifeline)
+    except (OSError, keys.KeyProblem) as problem:
+        sys.stderr.write(f"unicron agent: {problem}\n")
+        return 1
+    return process.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

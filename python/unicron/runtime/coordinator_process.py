@@ -1,0 +1,348 @@
+"""The coordinator's process: the machine under ZeroMQ, a clock, timers and the journal.
+
+The order of a step is journal -> send: its decisions are on the disk, in one transaction, before
+the first action goes out. A journal that cannot be written stops the deciding (exit code 74) and
+nothing else: agents and workers go on, and a coordinator started again continues from what was
+written.
+
+One port for agents and command lines; the key a peer showed says which of the two it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from unicron.coordinator.actions import (
+    Action,
+    Answer,
+    CancelTimer,
+    ProbeAgent,
+    RecordIncident,
+    Refused,
+    SendAgent,
+    SetTimer,
+    WriteJournal,
+)
+from unicron.coordinator.config import CoordinatorConfig
+from unicron.coordinator.events import (
+    AgentDisconnected,
+    AgentMessage,
+    AgentProbed,
+    AgentSays,
+    Event,
+    Replayed,
+    Started,
+    TimerFired,
+)
+from unicron.coordinator.journal import JournalUnreadable, decode_entry, encode_entry
+from unicron.coordinator.machine import CoordinatorMachine
+from unicron.messages import (
+    MESSAGE_BYTES_MAX,
+    AgentHeartbeat,
+    AgentHello,
+    MessageRefused,
+    Reply,
+    Request,
+    WorkerStatus,
+    WorkerUp,
+    decode,
+    encode,
+)
+from unicron.runtime import keys, logs, requests
+from unicron.runtime.ending import Ending
+from unicron.runtime.files import write_atomically
+from unicron.runtime.journal_sqlite import JournalProblem, SqliteJournal
+from unicron.runtime.peers import Peers
+from unicron.runtime.probe import Probes
+from unicron.runtime.store_server import bind
+from unicron.runtime.timers import Timers
+from unicron.runtime.zap import Gatekeeper, serve_curve
+
+ZAP_DOMAIN = "coordinator"
+MESSAGES_PER_TURN_MAX = 256
+QUEUED_MESSAGES_MAX = 100_000
+PENDING_ANSWERS_MAX = 4096
+POLL_MS_MAX = 500.0
+HEARTBEAT_MS = 500  # ZeroMQ's own: a peer that went silent below TCP
+HEARTBEAT_TIMEOUT_MS = 2_000
+EXIT_JOURNAL = 74
+
+log = logging.getLogger("unicron.coordinator")
+
+
+class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CONFIG.yaml of `unicron coordinator`."""
+
+    listen: str = "127.0.0.1:7070"
+    keys: str = "keys"
+    journal: str = "journal.db"
+    journal_pages_max: int = 0  # of 4 KiB; 0: what the disk has
+    machine: CoordinatorConfig = CoordinatorConfig()
+
+
+class CoordinatorProcess:
+    def __init__(self, settings: CoordinatorSettings, lifeline: int = -1) -> None:
+        directory = Path(settings.keys)
+        pair = keys.load(directory / "coordinator.key")
+        self._machine = CoordinatorMachine(settings.machine, random.getrandbits(32))
+        self._timers = Timers()
+        self._probes = Probes()
+        self._seen: dict[str, WorkerStatus] = {}
+        self._pending: dict[str, bytes] = {}  # request -> who asked
+        self._num_requests = 0
+        self._ending = Ending(lifeline)
+        self._last_reasons: dict[str, str] = {}
+        self._journal = SqliteJournal(Path(settings.journal), pages_max=settings.journal_pages_max)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._gate = Gatekeeper(self._context)
+        for role in ("agent", "client"):
+            public = keys.load_public(str(directory / f"{role}.pub"))
+            self._gate.admit(ZAP_DOMAIN, public, role)
+        self._router = self._make_router(pair.secret)
+        self._peers = Peers(self._router)
+        host, _, port = settings.listen.rpartition(":")
+        try:
+            self.endpoint = bind(self._router, host or "127.0.0.1", int(port))
+        except (OSError, ValueError):
+            self.close()
+            raise
+
+    def _make_router(self, secret: str) -> zmq.Socket[bytes]:
+        router = self._context.socket(zmq.ROUTER)
+        serve_curve(router, secret, ZAP_DOMAIN, message_bytes_max=MESSAGE_BYTES_MAX + 1)
+        router.router_mandatory = True
+        router.sndhwm = router.rcvhwm = QUEUED_MESSAGES_MAX
+        router.heartbeat_ivl = HEARTBEAT_MS
+        router.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+        return router
+
+    # ------------------------------------------------------------ loop
+
+    def run(self) -> int:
+        self._ending.catch_signals()
+        try:
+            self._begin()
+            while not self._ending.reason:
+                self._turn()
+        except (JournalProblem, JournalUnreadable) as problem:
+            log.error("%s", problem)
+            sys.stderr.write(f"unicron coordinator: {problem}\n")
+            return EXIT_JOURNAL
+        finally:
+            self.close()
+        log.info("stopped: %s", self._ending.reason)
+        return 0
+
+    def _begin(self) -> None:
+        count = 0
+        for entry in self._journal.entries():
+            self._machine.step(Replayed(decode_entry(entry)), now_ms())
+            count += 1
+        log.info("listening on %s, %d journal entries", self.endpoint, count)
+        self._step(Started())
+
+    def _turn(self) -> None:
+        poller = zmq.Poller()
+        for socket in (self._gate.socket, self._peers.monitor, self._router):
+            poller.register(socket, zmq.POLLIN)
+        self._ending.register(poller)
+        for fd in self._probes.fds:
+            poller.register(fd, zmq.POLLOUT)
+        most_ms = 20.0 if self._probes.is_pending else POLL_MS_MAX
+        ready = dict(poller.poll(int(-(-self._timers.wait_ms(now_ms(), most_ms) // 1))))
+        self._ending.look(ready)
+        if self._gate.socket in ready:
+            self._gate.serve()
+        self._read_messages()
+        self._read_endings()
+        writable = {fd for fd in self._probes.fds if fd in ready}
+        for node, answer in self._probes.finished(writable):
+            self._step(AgentProbed(node, answer))
+        while (name := self._timers.take_due(now_ms())) is not None:
+            self._step(TimerFired(name))
+
+    def _step(self, event: Event) -> None:
+        actions = self._machine.step(event, now_ms())
+        entries = [encode_entry(a.entry) for a in actions if isinstance(a, WriteJournal)]
+        self._journal.append(entries)
+        for action in actions:
+            self._carry_out(action)
+
+    # ------------------------------------------------------------ what arrives
+
+    def _read_messages(self) -> None:
+        for _ in range(MESSAGES_PER_TURN_MAX):
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            if len(frames) != 2:
+                log.warning("refused: message of %d frames", len(frames))
+                continue
+            identity = frames[0].bytes
+            try:
+                message = decode(frames[1].bytes)
+            except MessageRefused as error:
+                log.warning("refused %s: %s", type(error).__name__, error)
+                self._answer_refusal(identity, str(frames[1].get("User-Id")), str(error))
+                continue
+            self._dispatch(identity, frames[1], message)
+
+    def _dispatch(self, identity: bytes, frame: Any, message: Any) -> None:
+        role = frame.get("User-Id")
+        if role == "client" and isinstance(message, Request):
+            self._serve_request(identity, message)
+        elif role == "agent" and isinstance(message, AgentHello):
+            # What the monitor knows so far is older than this hello: read it first, lest the end of
+            # an earlier connection with the same descriptor is taken for this one's.
+            self._read_endings()
+            self._peers.hello(message.node, identity, int(frame.get(zmq.SRCFD)))
+            self._note_statuses(message.workers)
+            self._step(AgentMessage(message.node, message))
+            if not self._peers.is_open(message.node):
+                self._step(AgentDisconnected(message.node))
+        elif role == "agent" and isinstance(message, AgentSays):
+            node = self._peers.node_of(identity)
+            if node is None:
+                log.warning("refused: %s of a connection without hello", type(message).__name__)
+                return
+            if isinstance(message, AgentHeartbeat):
+                self._note_statuses(message.workers)
+            elif isinstance(message, WorkerUp):
+                self._note_statuses((message.status,))
+            self._step(AgentMessage(node, message))
+        else:
+            name = type(message).__name__
+            log.warning("refused: %s from a peer with the key of %s", name, role)
+            self._answer_refusal(identity, str(role), f"a {role} may not send {name}")
+
+    def _note_statuses(self, statuses: tuple[WorkerStatus, ...]) -> None:
+        for status in statuses:
+            self._seen[status.worker] = status
+        if len(self._seen) > 65_536:  # what ended long ago
+            self._seen = {w.worker: w for w in statuses}
+
+    def _read_endings(self) -> None:
+        for node in self._peers.ended():
+            log.info("connection of %s ended", node)
+            self._step(AgentDisconnected(node))
+
+    def _serve_request(self, identity: bytes, request: Request) -> None:
+        self._num_requests += 1
+        request_id = f"r{self._num_requests}"
+        answer = requests.answer(request, request_id, self._machine.state, self._seen)
+        if answer is None:
+            self._send(identity, Reply(True, result={}))
+            self._ending.ask("asked to")
+        elif isinstance(answer, Reply):
+            self._send(identity, answer)
+        elif len(self._pending) >= PENDING_ANSWERS_MAX:
+            self._send(identity, Reply(False, "too many requests wait: try again"))
+        else:
+            self._pending[request_id] = identity
+            self._step(answer)
+
+    def _answer_refusal(self, identity: bytes, role: str, text: str) -> None:
+        if role == "client":
+            self._send(identity, Reply(False, f"refused: {text}"))
+
+    # ------------------------------------------------------------ what the machine wants
+
+    def _carry_out(self, action: Action) -> None:
+        self._log(action)
+        match action:
+            case SendAgent(node, message):
+                identity = self._peers.identity_of(node)
+                if identity is not None:
+                    self._send(identity, message)
+            case SetTimer(name, at_ms):
+                self._timers.set(name, at_ms)
+            case CancelTimer(name):
+                self._timers.cancel(name)
+            case ProbeAgent(node, endpoint):
+                self._probes.begin(node, endpoint)
+            case Answer(request_id, reply):
+                asker = self._pending.pop(request_id, None)
+                if asker is not None:
+                    self._send(asker, reply)
+            case WriteJournal() | RecordIncident() | Refused():
+                pass
+
+    def _send(self, identity: bytes, message: Any) -> None:
+        try:
+            self._router.send_multipart((identity, encode(message)), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise  # gone or not reading: its connection's end, or its silence, is seen apart
+            log.warning("could not send %s: %s", type(message).__name__, error)
+
+    def _log(self, action: Action) -> None:
+        """Every reason once per change: a timer that is set again and again says nothing new."""
+        match action:
+            case SetTimer() | CancelTimer() | WriteJournal():
+                return
+            case SendAgent(node, message):
+                key = f"send {type(message).__name__} to {node}"
+            case RecordIncident(incident):
+                key = f"incident {incident.id} ({incident.severity.value}) {incident.fault}"
+            case Refused(name):
+                key = f"refused {name}"
+            case ProbeAgent(node):
+                key = f"probe {node}"
+            case _:
+                key = type(action).__name__
+        if isinstance(action, SendAgent) or self._last_reasons.get(key) != action.reason:
+            if len(self._last_reasons) > 10_000:
+                self._last_reasons.clear()
+            self._last_reasons[key] = action.reason
+            log.info("%s: %s", key, action.reason)
+
+    def close(self) -> None:
+        self._probes.close()
+        self._peers.close()
+        self._gate.close()
+        self._context.destroy(linger=200)  # the last reply goes out
+        self._journal.close()
+        self._ending.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """For a local cluster: python -m unicron.runtime.coordinator_process (people use the command
+    line).
+    """
+    parser = argparse.ArgumentParser(prog="python -m unicron.runtime.coordinator_process")
+    parser.add_argument("--config", type=Path, required=True, help="CoordinatorSettings as JSON")
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("--lifeline", type=int, default=-1)
+    parser.add_argument("--ready", type=Path, help="file that gets the endpoint once it listens")
+    options = parser.parse_args(arguments)
+    logs.set_up(options.log)
+    settings = msgspec.json.decode(options.config.read_bytes(), type=CoordinatorSettings)
+    try:
+        process = CoordinatorProcess(settings, options.lifeline)
+    except JournalProblem as problem:
+        sys.stderr.write(f"unicron coordinator: {problem}\n")
+        return EXIT_JOURNAL
+    except (OSError, keys.KeyProblem) as problem:
+        sys.stderr.write(f"unicron coordinator: {problem}\n")
+        return 1
+    if options.ready:
+        write_atomically(options.ready, process.endpoint)
+    return process.run()
+
+
+def now_ms() -> float:
+    return time.monotonic_ns() / 1e6
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""When a daemon shall end: a signal, or the end of its lifeline. Both wake its poll at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import zmq
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Ending:
+    """Register in the daemon's poller; ``look`` after every poll; ``reason`` is not empty when it
+    shall end.
+    """
+
+    def __init__(self, lifeline: int = -1) -> None:
+        """lifeline: a descriptor at its end when whoever started us is gone; -1: none."""
+        self.reason = ""
+        self._lifeline = lifeline
+        self._awake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def catch_signals(self) -> None:
+        """The main thread only."""
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, lambda number, _: self.ask(signal.Signals(number).name))
+
+    def ask(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def register(self, poller: zmq.Poller) -> None:
+        poller.register(self._awake, zmq.POLLIN)
+        if self._lifeline >= 0:
+            poller.register(self._lifeline, zmq.POLLIN)
+
+    def look(self, ready: dict[object, int]) -> None:
+        if self._lifeline in ready:
+            self.ask("the process that started us is gone")
+        if self._awake in ready:
+            os.read(self._awake, 4096)
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(-1)
+        os.close(self._awake)
+        os.close(self._waker)

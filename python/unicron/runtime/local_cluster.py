@@ -1,0 +1,383 @@
+"""A whole cluster on this machine: coordinator, N agents (as if N nodes) and one template, as child
+processes.
+
+`unicron run` and the demo use it. Nothing outlives it: every process has a lifeline (a pipe whose
+other end only the owner holds) and carries the cluster's mark in its environment, by which ``stop``
+finds whatever is left; a janitor does the same when the owner was killed. Every wait is bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from unicron.coordinator.config import CoordinatorConfig
+from unicron.coordinator.job import Job
+from unicron.runtime import keys, processes
+from unicron.runtime.agent_process import AgentSettings
+from unicron.runtime.client import CoordinatorClient, CoordinatorSilent
+from unicron.runtime.coordinator_process import CoordinatorSettings
+
+START_S_MAX = 120.0
+STOP_S_MAX = 5.0
+POLL_S = 0.05
+# daemons that die more often than this have a reason that a restart does not remove
+RESTARTS_MAX = 20
+IMPORTS = "torch,megatron.core"
+DEFAULT_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+OVER = ("done", "stopped")
+
+
+class ClusterProblem(Exception):
+    """The cluster could not do it; the text says what was seen and where to look."""
+
+
+@dataclass(frozen=True)
+class LiveWorker:
+    worker: str
+    node: str
+    rank: int
+    pid: int
+    is_member: bool
+
+
+class LocalCluster:
+    """``with LocalCluster(num_agents=2, slots=2) as cluster: cluster.submit(job)``. Nodes are n0,
+    n1, ...
+    """
+
+    def __init__(
+        self,
+        num_agents: int = 1,
+        slots: int = 1,
+        understudies: int = 0,
+        *,
+        imports: str = IMPORTS,
+        log_dir: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        coordinator: CoordinatorConfig | None = None,
+        agent_bounds: Mapping[str, float] | None = None,
+    ) -> None:
+        """log_dir: of the daemons (None: inside the cluster's directory, gone with it)."""
+        self.nodes = tuple(f"n{index}" for index in range(num_agents))
+        self._slots = slots
+        self._understudies = understudies
+        self._imports = imports
+        self._coordinator_config = coordinator or CoordinatorConfig()
+        self._agent_bounds = dict(agent_bounds or {})
+        self.directory = Path(tempfile.mkdtemp(prefix="unicron-"))
+        self.log_dir = log_dir or self.directory / "logs"
+        self._environment = {
+            **DEFAULT_ENVIRONMENT,
+            **os.environ,
+            **(environment or {}),
+            processes.MARK: str(self.directory),
+        }
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._incarnations = dict.fromkeys(self.nodes, 0)
+        self._address = "127.0.0.1:0"
+        self._client: CoordinatorClient | None = None
+        self._tended = 0
+        self._last_workers: list[LiveWorker] = []
+        self._lifeline_end, self._lifeline = os.pipe()  # both close on exec; children get the first
+        self._janitor = self._start_janitor()
+        self._pairs = keys.make_directory(self.directory / "keys")
+
+    # ------------------------------------------------------------ life of the cluster
+
+    def start(self, timeout_s: float = START_S_MAX) -> None:
+        """Everything up and every agent's hello heard."""
+        deadline = time.monotonic() + timeout_s
+        self.start_template()
+        self.start_coordinator()
+        for node in self.nodes:
+            self.start_agent(node)
+        while sum(n["phase"] == "up" for n in self.ask("nodes")) < len(self.nodes):
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise ClusterProblem(
+                    f"not every agent came up in {timeout_s:g} s: see {self.log_dir}"
+                )
+            time.sleep(POLL_S)
+
+    def stop(self) -> list[int]:
+        """End everything; the processes that had to be killed by their mark (should be none)."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        self._terminate(self.nodes)  # workers end with their agents
+        self._terminate(("coordinator", "template"))
+        spared = frozenset({self._janitor.pid})
+        left = [pid for pid in processes.find(self.directory) if pid not in spared]
+        processes.end_all(self.directory, STOP_S_MAX, spare=spared)
+        for daemon in self._daemons.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(STOP_S_MAX)
+        self._daemons.clear()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self._end_lifeline()
+        return left
+
+    def _terminate(self, names: Sequence[str]) -> None:
+        daemons = [self._daemons[name] for name in names if name in self._daemons]
+        for daemon in daemons:
+            if daemon.poll() is None:
+                daemon.send_signal(signal.SIGCONT)
+                daemon.terminate()
+        deadline = time.monotonic() + STOP_S_MAX
+        for daemon in daemons:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(max(0.1, deadline - time.monotonic()))
+
+    def _end_lifeline(self) -> None:
+        for fd in (self._lifeline, self._lifeline_end):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._lifeline = self._lifeline_end = -1
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._janitor.wait(2 * STOP_S_MAX)
+
+    def __enter__(self) -> LocalCluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ------------------------------------------------------------ daemons
+
+    def start_template(self) -> None:
+        command = ["--socket", str(self._template_socket), "--import", self._imports]
+        self._start("template", "unicron.runtime.template", command)
+
+    def start_coordinator(self) -> None:
+        """First time, or again after ``kill_coordinator``: same port, same journal."""
+        settings = CoordinatorSettings(
+            listen=self._address,
+            keys=str(self.directory / "keys"),
+            journal=str(self.directory / "journal.db"),
+            machine=self._coordinator_config,
+        )
+        ready = self.directory / "coordinator.address"
+        ready.unlink(missing_ok=True)
+        config = self._write_config("coordinator", settings)
+        log = ["--log", str(self.log_dir / "coordinator.log"), "--ready", str(ready)]
+        self._start("coordinator", "unicron.runtime.coordinator_process", [*config, *log])
+        deadline = time.monotonic() + START_S_MAX
+        while not ready.exists():
+            self._check_alive("coordinator")
+            if time.monotonic() > deadline:
+                raise ClusterProblem(f"the coordinator does not listen: see {self.log_dir}")
+            time.sleep(0.01)
+        self._address = ready.read_text().removeprefix("tcp://")
+        if self._client is None:
+            server_key = self._pairs["coordinator"].public
+            address = f"tcp://{self._address}"
+            self._client = CoordinatorClient(address, server_key, self._pairs["client"])
+        self._client.wait_until_up(int(START_S_MAX * 1000))
+
+    def start_agent(self, node: str) -> None:
+        """First time, or again after it was killed: a new incarnation of the node."""
+        self._incarnations[node] += 1
+        settings = AgentSettings(
+            node=node,
+            coordinator=self._address,
+            keys=str(self.directory / "keys"),
+            slots=self._slots,
+            understudies=self._understudies,
+            run_dir=str(self.directory / node),
+            template=str(self._template_socket),
+            incarnation=self._incarnations[node],
+            machine=self._agent_bounds,
+        )
+        log = self.log_dir / f"{node}.{self._incarnations[node]}.log"
+        config = self._write_config(node, settings)
+        self._start(node, "unicron.runtime.agent_process", [*config, "--log", str(log)])
+
+    def kill_coordinator(self) -> None:
+        self._kill("coordinator")
+
+    def kill_agent_alone(self, node: str) -> None:
+        self._kill(node)
+
+    def kill_agent(self, node: str) -> None:
+        """As if the node had lost its power: the agent first, so that it tells nobody, then all its
+        workers.
+        """
+        pids = [w.pid for w in self.workers() if w.node == node and w.pid]
+        daemon = self._daemons[node]
+        daemon.kill()
+        for pid in pids:
+            processes.kill(pid)
+        daemon.wait(STOP_S_MAX)
+
+    def tend(self) -> list[str]:
+        """Start again what died unasked; the names. Workers of a dead template are dead, too."""
+        ended = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
+        if ended:
+            self._tended += 1
+            if self._tended > RESTARTS_MAX:
+                self._check_alive()
+        if "template" in ended:
+            for node in self.nodes:
+                self._kill(node)
+            ended = ["template", *(n for n in ended if n not in ("template", *self.nodes))]
+            ended += self.nodes
+        for name in ended:
+            if name == "template":
+                self._template_socket.unlink(missing_ok=True)
+                self.start_template()
+            elif name == "coordinator":
+                self.start_coordinator()
+            else:
+                self.start_agent(name)
+        return ended
+
+    def agent_pid(self, node: str) -> int:
+        return self._daemons[node].pid
+
+    @property
+    def coordinator_pid(self) -> int:
+        return self._daemons["coordinator"].pid
+
+    def _kill(self, name: str) -> None:
+        self._daemons[name].kill()
+        self._daemons[name].wait(STOP_S_MAX)
+
+    # ------------------------------------------------------------ tasks
+
+    def ask(self, verb: str, *, timeout_ms: int = 10_000, **arguments: Any) -> Any:
+        if self._client is None:
+            raise ClusterProblem("the cluster has no coordinator yet")
+        return self._client.ask(verb, timeout_ms=timeout_ms, **arguments)
+
+    def submit(self, job: Job) -> str:
+        """The task's name."""
+        return str(self.ask("submit", job=msgspec.to_builtins(job))["task"])
+
+    def cancel(self, task: str) -> None:
+        self.ask("cancel", task=task)
+
+    def task(self, task: str) -> dict[str, Any]:
+        """What `unicron describe` shows."""
+        return dict(self.ask("describe", task=task))
+
+    def workers(self, task: str = "") -> list[LiveWorker]:
+        """Living workers with a process; the last that were known while there is no coordinator."""
+        try:
+            names = [task] if task else [t["task"] for t in self.ask("ps", timeout_ms=2_000)]
+            views = [self.ask("describe", task=name, timeout_ms=2_000) for name in names]
+        except CoordinatorSilent:
+            return [w for w in self._last_workers if processes.is_alive(w.pid)]
+        found = [
+            LiveWorker(w["worker"], w["node"], w["rank"], w["pid"], w["is_member"])
+            for view in views
+            for w in view["workers"]
+            if w["pid"] and processes.is_alive(w["pid"])
+        ]
+        self._last_workers = found
+        return found
+
+    def member(self, task: str, rank: int) -> LiveWorker:
+        """Who holds this role now."""
+        for worker in self.workers(task):
+            if worker.is_member and worker.rank == rank:
+                return worker
+        raise ClusterProblem(f"nobody holds rank {rank} of {task} now")
+
+    def incidents(self, task: str = "", after: int = 0) -> list[dict[str, Any]]:
+        return list(self.ask("incidents", task=task, after=after))
+
+    def arm_fault(
+        self,
+        task: str,
+        rank: int,
+        fault: str,
+        point: str = "now",
+        iteration: int = -1,
+        micro_batch: int = -1,
+    ) -> None:
+        self.ask(
+            "inject",
+            task=task,
+            rank=rank,
+            fault=fault,
+            point=point,
+            iteration=iteration,
+            micro_batch=micro_batch,
+        )
+
+    def wait(self, task: str, timeout_s: float) -> dict[str, Any]:
+        """Until the task is over; its view. ClusterProblem when the time is over first."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with contextlib.suppress(CoordinatorSilent):  # killed, and coming back
+                view = self.task_row(task)
+                if view["phase"] in OVER:
+                    return view
+            if time.monotonic() > deadline:
+                raise ClusterProblem(f"{task} is not over after {timeout_s:g} s")
+            time.sleep(POLL_S)
+
+    def task_row(self, task: str) -> dict[str, Any]:
+        """What `unicron ps` shows of it."""
+        return next(dict(t) for t in self.ask("ps", timeout_ms=2_000) if t["task"] == task)
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def _template_socket(self) -> Path:
+        return self.directory / "template.sock"
+
+    def _start_janitor(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "unicron.runtime.janitor", str(self.directory)],
+            stdin=self._lifeline_end,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _write_config(self, name: str, settings: msgspec.Struct) -> list[str]:
+        path = self.directory / f"{name}.json"
+        path.write_bytes(msgspec.json.encode(settings))
+        return ["--config", str(path)]
+
+    def _start(self, name: str, module: str, arguments: Sequence[str]) -> None:
+        old = self._daemons.get(name)
+        if old is not None and old.poll() is None:
+            raise ClusterProblem(f"{name} is running already")
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        with (self.log_dir / f"{name}.err").open("ab") as errors:
+            self._daemons[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments, "--lifeline", str(self._lifeline_end)],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=(self._lifeline_end,),
+                start_new_session=True,  # Ctrl-C is for the owner, who ends the rest in order
+            )
+
+    def _check_alive(self, only: str = "") -> None:
+        for name, daemon in self._daemons.items():
+            if daemon.poll() is not None and only in ("", name):
+                path = self.log_dir / f"{name}.err"
+                last = path.read_text(errors="replace").strip().splitlines()[-1:]
+                said = last[0] if last else f"exit code {daemon.returncode}"
+                raise ClusterProblem(f"{name} ended: {said}")

@@ -1,0 +1,61 @@
+"""Processes of one cluster on this machine: found by a mark in their environment, ended for good.
+
+Everything a local cluster starts carries ``UNICRON_CLUSTER=<directory>`` from its exec on; forked
+workers show the template's environment in /proc. So whatever happens, what belongs to a cluster can
+be found without a list of pids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+MARK = "UNICRON_CLUSTER"
+
+
+def find(directory: Path) -> list[int]:
+    """Living processes (no zombies) of the cluster in this directory."""
+    mark = f"{MARK}={directory}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdecimal() or int(name) == os.getpid():
+            continue
+        try:
+            environment = Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:
+            continue
+        if mark in environment.split(b"\0") and is_alive(int(name)):
+            found.append(int(name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    return state_of(pid) not in ("", "Z", "X")
+
+
+def state_of(pid: int) -> str:
+    """The letter of /proc/PID/stat, '' when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def end_all(directory: Path, timeout_s: float, *, spare: frozenset[int] = frozenset()) -> list[int]:
+    """SIGKILL to all of the cluster until nobody is left; those that are left after the time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = [pid for pid in find(directory) if pid not in spare]
+        if not left or time.monotonic() > deadline:
+            return left
+        for pid in left:
+            kill(pid)
+        time.sleep(0.01)

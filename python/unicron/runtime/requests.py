@@ -1,0 +1,114 @@
+"""What the command line may ask of the coordinator: a look at the state, or an event for the
+machine.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import msgspec
+
+from unicron.coordinator.events import CancelRequested, Event, FaultRequested, TaskSubmitted
+from unicron.coordinator.job import Job
+from unicron.coordinator.state import State, TaskState
+from unicron.messages import Reply, Request
+from unicron.runtime import files, views
+from unicron.types import Rank
+
+VERBS = ("submit", "cancel", "inject", "ps", "describe", "incidents", "nodes", "shutdown", "ping")
+
+
+class _Empty(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class _Submit(msgspec.Struct, forbid_unknown_fields=True):
+    job: Job
+
+
+class _Task(msgspec.Struct, forbid_unknown_fields=True):
+    task: str
+
+
+class _Incidents(msgspec.Struct, forbid_unknown_fields=True):
+    task: str = ""
+    id: str = ""
+    after: int = 0  # number of the last one already known: only newer or open ones
+
+
+class _Inject(msgspec.Struct, forbid_unknown_fields=True):
+    task: str
+    rank: Rank
+    fault: str
+    point: str = "now"
+    iteration: int = -1
+    micro_batch: int = -1
+
+
+class RequestProblem(ValueError):
+    """A request that cannot be answered; the text says what to do."""
+
+
+def answer(
+    request: Request, request_id: str, state: State, seen: dict[str, Any]
+) -> Reply | Event | None:
+    """A reply at once, an event whose step will answer it, or None: shut down."""
+    try:
+        return _answer(request, request_id, state, seen)
+    except (files.FileProblem, RequestProblem) as problem:
+        return Reply(False, str(problem))
+
+
+def _answer(
+    request: Request, request_id: str, state: State, seen: dict[str, Any]
+) -> Reply | Event | None:
+    arguments = request.arguments
+    match request.verb:
+        case "submit":
+            return TaskSubmitted(request_id, files.convert(arguments, _Submit).job)
+        case "cancel":
+            task = find_task(state, files.convert(arguments, _Task).task)
+            return CancelRequested(request_id, task.name)
+        case "inject":
+            wish = files.convert(arguments, _Inject)
+            return FaultRequested(request_id, **msgspec.structs.asdict(wish))
+        case "describe":
+            task = find_task(state, files.convert(arguments, _Task).task)
+            return Reply(True, result=views.describe_view(task, state, seen))
+        case "incidents":
+            return Reply(True, result=_incidents(files.convert(arguments, _Incidents), state))
+        case "ps" | "nodes" | "ping" | "shutdown":
+            files.convert(arguments, _Empty)
+            results = {"ps": views.tasks_view, "nodes": views.nodes_view}
+            if request.verb == "shutdown":
+                return None
+            look = results.get(request.verb)
+            return Reply(True, result=look(state) if look else {"term": state.term})
+    close = difflib.get_close_matches(request.verb, VERBS, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise RequestProblem(f"the coordinator does not know {request.verb!r}{hint}")
+
+
+def find_task(state: State, name: str) -> TaskState:
+    """By name; with one task only, '' is that one."""
+    if not name and len(state.tasks) == 1:
+        return next(iter(state.tasks.values()))
+    task = state.tasks.get(name)
+    if task is None:
+        known = ", ".join(state.tasks) or "none"
+        raise RequestProblem(f"no task {name!r}; known: {known}")
+    return task
+
+
+def _incidents(wish: _Incidents, state: State) -> list[dict[str, Any]]:
+    chosen = [
+        incident
+        for incident in state.incidents.values()
+        if (not wish.task or incident.task == wish.task)
+        and (not wish.id or incident.id == wish.id)
+        and (int(incident.id[1:]) > wish.after or incident.is_open)
+    ]
+    if wish.id and not chosen:
+        raise RequestProblem(f"no incident {wish.id!r}: `unicron incidents` lists them")
+    return [views.incident_view(incident) for incident in chosen]

@@ -1,0 +1,121 @@
+"""One task on a local cluster from start to end: what `unicron run` does, without the printing."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from unicron.coordinator.job import Job
+from unicron.runtime.client import CoordinatorSilent
+from unicron.runtime.local_cluster import OVER, LocalCluster
+
+LOOK_S = 0.2
+EXITS_S_MAX = 35.0  # after the decision: the coordinator's own bound for the last exits is 30 s
+
+_JOINS = re.compile(r"^\s*(?:import|from)\s+unicron\b", re.MULTILINE)
+_EXIT = re.compile(r"\bexit code (\d+)")
+_SIGNAL = re.compile(r"\bsignal (\d+)")
+
+
+def seems_managed(command: tuple[str, ...]) -> bool:
+    """Does the script speak of unicron? A guess: whoever knows better says --managed or
+    --no-managed.
+    """
+    path = script_of(command)
+    try:
+        return path is not None and bool(_JOINS.search(path.read_text(errors="replace")))
+    except OSError:
+        return False
+
+
+def script_of(command: tuple[str, ...]) -> Path | None:
+    words = list(command)
+    if words and Path(words[0]).name.startswith("python"):
+        words.pop(0)
+    if words[:1] == ["-m"] and len(words) > 1:
+        return _module_file(words[1])
+    return Path(words[0]) if words else None
+
+
+def _module_file(name: str) -> Path | None:
+    """Without importing anything."""
+    path = [os.getcwd(), *sys.path]
+    spec = None
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    if spec is not None and spec.submodule_search_locations:
+        spec = PathFinder.find_spec("__main__", path)
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+@dataclass
+class Watch:
+    """What the caller wants to hear while the task runs."""
+
+    state: Callable[[dict[str, Any]], None] = lambda row: None
+    incident: Callable[[dict[str, Any]], None] = lambda incident: None
+    restarted: Callable[[str], None] = lambda daemon: None
+
+
+@dataclass
+class Result:
+    task: str
+    outcome: str
+    cause: str
+    exit_code: int
+    seconds: float
+    incidents: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run_task(cluster: LocalCluster, job: Job, watch: Watch) -> Result:
+    """Submit, watch until it is over, and say how it ended. The cluster is the caller's to stop."""
+    start = time.monotonic()
+    task = cluster.submit(job)
+    known: dict[str, str | None] = {}
+    incidents: dict[str, dict[str, Any]] = {}
+    ended_at = 0.0
+    while True:
+        for name in cluster.tend():
+            watch.restarted(name)
+        try:
+            row = cluster.task_row(task)
+            for incident in cluster.incidents(task):
+                incidents[incident["id"]] = incident
+                if known.get(incident["id"], "") != incident["outcome"]:
+                    known[incident["id"]] = incident["outcome"]
+                    watch.incident(incident)
+        except CoordinatorSilent:
+            continue  # it is tended to in the next turn
+        watch.state(row)
+        if row["outcome"] and not ended_at:
+            ended_at = time.monotonic()
+        if row["phase"] in OVER or (ended_at and time.monotonic() - ended_at > EXITS_S_MAX):
+            break
+        time.sleep(LOOK_S)
+    found = list(incidents.values())
+    seconds = time.monotonic() - start
+    code = exit_code(row["outcome"], row["cause"], found)
+    return Result(task, row["outcome"], row["cause"], code, seconds, found)
+
+
+def exit_code(outcome: str, cause: str, incidents: list[dict[str, Any]]) -> int:
+    """The script's own: exit codes pass through, 128 + signal for signals, 1 for an exception."""
+    if outcome == "done":
+        return 0
+    for text in (cause, *(i["cause"] for i in reversed(incidents))):
+        exited, signaled = _EXIT.search(text), _SIGNAL.search(text)
+        if exited and int(exited[1]):
+            return int(exited[1])
+        if signaled:
+            return 128 + int(signaled[1])
+    return 1

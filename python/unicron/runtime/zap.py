@@ -1,0 +1,88 @@
+"""Who may connect: the ZAP handler (ZeroMQ RFC 27) of one context, served from the owner's own poll
+loop.
+
+Every server socket names a domain; a domain is a set of public keys, each with the name it is known
+by. A peer whose key is not in it never gets a connection. Rejected:
+``zmq.auth.ThreadAuthenticator``, a thread and an event loop more in every agent, for a question
+that is a dictionary's look-up.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import zmq
+from zmq.utils import z85
+
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+REQUESTS_PER_TURN_MAX = 256
+
+
+class Gatekeeper:
+    """Answers the handshakes of one context. Poll ``socket`` for reading and call ``serve`` when it
+    is readable.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._names: dict[bytes, dict[bytes, str]] = {}
+        self.socket = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(ZAP_ENDPOINT)
+        self.num_refused = 0
+
+    def admit(self, domain: str, public: str, name: str) -> None:
+        """Let the owner of this public key in; messages from it carry ``name`` as their User-Id."""
+        self._names.setdefault(domain.encode(), {})[z85.decode(public.encode())] = name
+
+    def serve(self) -> None:
+        for _ in range(REQUESTS_PER_TURN_MAX):
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.socket.send_multipart(self._answer(frames))
+
+    def _answer(self, frames: list[bytes]) -> list[bytes]:
+        version, request_id = frames[0], frames[1]
+        domain = frames[2]
+        mechanism = frames[5]
+        name = None
+        if version == b"1.0" and mechanism == b"CURVE" and len(frames) == 7:
+            name = self._names.get(domain, {}).get(frames[6])
+        if name is None:
+            self.num_refused += 1
+            return [b"1.0", request_id, b"400", b"key not admitted", b"", b""]
+        return [b"1.0", request_id, b"200", b"OK", name.encode(), b""]
+
+    def close(self) -> None:
+        self.socket.close(0)
+
+
+def serve_curve(
+    socket: zmq.Socket[bytes], secret: str, domain: str, *, message_bytes_max: int
+) -> None:
+    """Options of a listening socket, before it is bound."""
+    socket.linger = 0
+    socket.curve_server = True
+    socket.curve_secretkey = secret.encode()
+    socket.zap_domain = domain.encode()
+    socket.maxmsgsize = message_bytes_max
+
+
+def call_curve(
+    socket: zmq.Socket[bytes], server_key: str, public: str, secret: str, *, message_bytes_max: int
+) -> None:
+    """Options of a connecting socket, before it is connected."""
+    socket.linger = 0
+    socket.curve_serverkey = server_key.encode()
+    socket.curve_publickey = public.encode()
+    socket.curve_secretkey = secret.encode()
+    socket.maxmsgsize = message_bytes_max
+
+
+def monitor_event(frames: list[bytes]) -> tuple[int, int]:
+    """(event, value) of a socket monitor's message. pyzmq's own parser imports asyncio: 60 ms a
+    daemon.
+    """
+    event, value = struct.unpack_from("=hi", frames[0])
+    return event, value

@@ -1,0 +1,216 @@
+"""A node: the real agent machine with simulated processes, arenas, store and connection around it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from unicron.agent import actions as ask
+from unicron.agent import events as on
+from unicron.agent.config import AgentConfig
+from unicron.agent.machine import AgentMachine
+from unicron.messages import (
+    ArenaRequest,
+    ChildStatus,
+    FinishUnderstudies,
+    PublishEpoch,
+    WorkerHello,
+)
+from unicron.sim.groups import Store
+from unicron.sim.memory import Memory
+from unicron.sim.network import Connection
+from unicron.sim.scheduler import Scheduled
+from unicron.sim.worker import SimWorker
+
+if TYPE_CHECKING:
+    from unicron.sim.cluster import Cluster
+
+SAMPLE_MS = 100.0
+
+
+class AgentHost:
+    def __init__(self, world: Cluster, node: str, incarnation: int) -> None:
+        self.world, self.node, self.incarnation = world, node, incarnation
+        self.rng = world.streams(f"agent/{node}/{incarnation}")
+        options = world.options
+        config = AgentConfig(
+            node=node,
+            incarnation=incarnation,
+            slots=options.layout.tp * options.layout.pp,
+            understudies=1,
+            store=f"tcp://{node}:7000",
+            store_key="key",
+            stall_ms_min=3_000.0,
+            heal_ms_max=20_000.0,
+            idle_ms_max=20_000.0,
+            start_ms_max=20_000.0,
+        )
+        self.machine = AgentMachine(config)
+        self.alive = True
+        self.store = Store(world.scheduler, self.rng)
+        self.workers: dict[str, SimWorker] = {}
+        self.memories: dict[str, Memory] = {}
+        self.timers: dict[str, Scheduled] = {}
+        self.connection: Connection | None = None
+        self._pids = 1000 * (incarnation + 1)
+        self._requests: dict[str, SimWorker] = {}
+        self._socket_ms = 0.0
+        self._sample()
+
+    # ------------------------------------------------------------ machine
+
+    def feed(self, event: on.Event) -> None:
+        if not self.alive:
+            return
+        try:
+            actions = self.machine.step(event, self.world.scheduler.now_ms)
+        except AssertionError as error:
+            self.world.violate(f"agent {self.node}: {type(event).__name__}: {error}")
+            return
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: ask.Action) -> None:
+        match action:
+            case ask.SendCoordinator():
+                if self.connection is not None:
+                    coordinator = self.world.coordinator
+                    node = self.node
+                    self.connection.send(
+                        "up", lambda m: coordinator.hear(node, m), action.message
+                    )
+            case ask.SendWorker():
+                self._to_worker(action)
+            case ask.WelcomeWorker():
+                worker = self.workers[action.worker]
+                self._later(0.2, lambda: worker.gate(lambda: worker.on_welcome(action.message)))
+            case ask.ForkWorker() | ask.ExecWorker():
+                self._later(self.rng.uniform(2.0, 20.0), lambda: self._fork(action))
+            case ask.KillWorker():
+                worker = self.workers[action.worker]
+                self.world.checkers.killed(worker, action.reason)
+                self._later(0.1, lambda: worker.die("signaled", 9))
+            case ask.LookAtOwner():
+                owner = self.workers[action.worker]
+                gone = not owner.alive
+                self._later(
+                    0.5, lambda: self.feed(on.OwnerLooked(owner.name, gone))
+                )
+            case ask.GrantArena():
+                self._grant(action)
+            case ask.DropArena():
+                del self.memories[action.arena]
+            case ask.SetTimer():
+                self._set_timer(action)
+            case ask.CancelTimer():
+                self.timers.pop(action.name).is_cancelled = True
+            case ask.Refused():
+                self.world.log(self.node, f"refused {action.name}: {action.reason}")
+            case ask.WatchWorker() | ask.ReleaseSlot() | ask.ArmPulse():
+                pass
+
+    def _later(self, delay_ms: float, call: Any) -> None:
+        """Work of this agent: lost when it dies."""
+        self.world.scheduler.after(delay_ms, lambda: call() if self.alive else None)
+
+    def _set_timer(self, action: ask.SetTimer) -> None:
+        old = self.timers.pop(action.name, None)
+        if old is not None:
+            old.is_cancelled = True
+
+        def fire() -> None:
+            self.timers.pop(action.name, None)
+            self.feed(on.TimerFired(action.name))
+
+        self.timers[action.name] = self.world.scheduler.at(action.at_ms, fire)
+
+    # ------------------------------------------------------------ workers
+
+    def _fork(self, action: ask.ForkWorker | ask.ExecWorker) -> None:
+        self._pids += 1
+        fork = action.message
+        worker = SimWorker(
+            self, fork.worker, fork.env["UNICRON_TASK"], int(fork.env["UNICRON_INCARNATION"]),
+            self._pids,
+        )  # fmt: skip
+        self.workers[worker.name] = worker
+        self.feed(on.WorkerForked(worker.name, worker.pid))
+
+    def _to_worker(self, action: ask.SendWorker) -> None:
+        worker, message = self.workers[action.worker], action.message
+        delay_ms = self.rng.uniform(0.05, 0.5)
+        self._socket_ms = max(self._socket_ms, self.world.scheduler.now_ms + delay_ms)
+
+        def arrive() -> None:
+            if isinstance(message, PublishEpoch):
+                worker.gate(lambda: worker.on_frame(message.plan))
+            elif isinstance(message, FinishUnderstudies):
+                worker.gate(worker.on_finish)
+
+        self.world.scheduler.at(self._socket_ms, lambda: arrive() if self.alive else None)
+
+    def heard_hello(self, worker: SimWorker) -> None:
+        hello = WorkerHello(worker.task, worker.name, worker.incarnation, worker.pid)
+        self.feed(on.WorkerJoined(hello, worker.pid))
+
+    def hear(self, worker: SimWorker, message: Any) -> None:
+        """Over the Unix socket: what was written before a death is still read."""
+        now_ns = int(self.world.scheduler.now_ms * 1e6)
+        self._later(
+            self.rng.uniform(0.05, 0.2),
+            lambda: self.feed(on.WorkerMessage(worker.name, message, now_ns)),
+        )
+
+    def ask_arena(self, worker: SimWorker, request: ArenaRequest) -> None:
+        request_id = f"{worker.name}/{len(self._requests)}"
+        self._requests[request_id] = worker
+        self._later(0.2, lambda: self.feed(on.ArenaRequested(request_id, request)))
+
+    def _grant(self, action: ask.GrantArena) -> None:
+        worker = self._requests.pop(action.request_id)
+        if action.create:
+            self.memories[action.arena] = Memory()
+        memory = self.memories[action.arena]
+        owners = [
+            w for w in self.workers.values() if w.alive and w.memory is memory and w is not worker
+        ]
+        if owners:
+            self.world.violate(f"{action.arena} granted to {worker.name}, {owners[0].name} lives")
+        adopted = not action.create
+        self._later(0.3, lambda: worker.gate(lambda: worker.on_arena(memory, adopted)))
+
+    def child_died(self, worker: SimWorker, kind: str, status: int) -> None:
+        """The mutex tells at once, the exit status much later."""
+        pulse = worker.pulse()
+        now_ns = int(self.world.scheduler.now_ms * 1e6)
+        self._later(
+            self.rng.uniform(0.2, 0.6),  # behind what it had written to its socket
+            lambda: self.feed(on.MutexReleased(worker.name, now_ns, pulse)),
+        )
+        gone = ChildStatus(worker.name, worker.pid, kind, status)
+        self._later(
+            self.rng.uniform(20.0, 120.0),
+            lambda: self.feed(on.ChildStatusSeen(gone, now_ns, pulse)),
+        )
+
+    def child_stopped(self, worker: SimWorker, kind: str, signal: int) -> None:
+        status = ChildStatus(worker.name, worker.pid, kind, signal)
+        now_ns = int(self.world.scheduler.now_ms * 1e6)
+        self._later(1.0, lambda: self.feed(on.ChildStatusSeen(status, now_ns, worker.pulse())))
+
+    def _sample(self) -> None:
+        live = [w for w in self.workers.values() if w.alive]
+        if live:
+            pulses = tuple((w.name, w.pulse()) for w in live)
+            self.feed(on.PulsesSampled(int(self.world.scheduler.now_ms * 1e6), pulses))
+        self._later(SAMPLE_MS, self._sample)
+
+    # ------------------------------------------------------------ life
+
+    def die(self) -> None:
+        """The node, or the agent alone: workers end with their agent's socket."""
+        self.alive = False
+        self.store.end()
+        for worker in self.workers.values():
+            worker.die("signaled", 9)
+        for timer in self.timers.values():
+            timer.is_cancelled = True

@@ -1,0 +1,68 @@
+"""A worker's arena in the simulator: it outlives the process, and holds what an heir may read.
+
+Gradient sums are modelled exactly: a segment's value is the sorted tuple of the micro-batches added to it, so summing
+is concatenation and a micro-batch counted twice, or not at all, is seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from unicron.healing.record import CommitResult, Record
+from unicron.types import Rank, Stage
+
+NUM_SEGMENTS = 2
+Sum = tuple[int, ...]
+
+
+def add(*sums: Sum) -> Sum:
+    return tuple(sorted(m for s in sums for m in s))
+
+
+@dataclass
+class Memory:
+    """The words of the arena's header plus the gradient segments (training/ledger.py has the real one)."""
+
+    iteration: int = 0
+    is_torn: bool = False
+    dealt: tuple[int, ...] = ()
+    begun: set[int] = field(default_factory=set)
+    is_summed: bool = False
+    reduced: int = 0  # segments that hold complete results
+    commit: CommitResult | None = None
+    stage: Stage = Stage.IDLE
+    segments: list[Sum] = field(default_factory=lambda: [()] * NUM_SEGMENTS)
+
+    def write(self, record: Record) -> None:
+        self.iteration = record.iteration
+        self.dealt = record.dealt
+        self.is_summed = record.summed
+        self.is_torn = not record.has_state
+        self.commit = record.commit or self.commit
+        self.reduced = record.segments_reduced
+        self.stage = record.stage
+        if not record.begun:
+            self.begun = set()
+
+    def end_step(self, iteration: int) -> None:
+        self.iteration = iteration
+        self.is_summed, self.is_torn = False, False
+        self.reduced, self.dealt = 0, ()
+        self.begun = set()
+        self.stage = Stage.IDLE
+
+    def read(self, rank: Rank) -> Record:
+        """The predecessor's account, as an heir reads it."""
+        return Record(
+            rank=rank,
+            iteration=self.iteration,
+            stage=self.stage,
+            has_state=not self.is_torn,
+            begun=bool(self.dealt),
+            dealt=self.dealt,
+            done=tuple(sorted(self.begun)) if self.is_summed else (),
+            summed=self.is_summed and bool(self.dealt),
+            segments_reduced=self.reduced,
+            num_segments=NUM_SEGMENTS,
+            commit=self.commit,
+        )

@@ -1,0 +1,41 @@
+"""Connections between an agent and the coordinator: ordered and reliable while they last, as ZeroMQ's are.
+
+What is on its way when a connection ends is lost; a message may arrive twice (a resend after a reconnect looks like
+that); both ends learn of the end later and not at the same time. A link may also be unusable for a while (partition).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from unicron.sim.scheduler import Scheduler
+
+
+class Connection:
+    """One life of a connection, two directions, each in order."""
+
+    def __init__(
+        self, scheduler: Scheduler, rng: random.Random, delay_ms: tuple[float, float], twice: float
+    ) -> None:
+        self._scheduler = scheduler
+        self._rng = rng
+        self._delay_ms = delay_ms
+        self._twice = twice
+        self._last_ms = {"up": 0.0, "down": 0.0}
+        self.is_open = True
+
+    def send(self, way: str, deliver: Callable[[Any], None], message: Any) -> None:
+        copies = 2 if way == "up" and self._rng.random() < self._twice else 1
+        for _ in range(copies):
+            at_ms = self._scheduler.now_ms + self._rng.uniform(*self._delay_ms)
+            at_ms = self._last_ms[way] = max(at_ms, self._last_ms[way])
+            self._scheduler.at(at_ms, lambda: self._arrive(deliver, message))
+
+    def _arrive(self, deliver: Callable[[Any], None], message: Any) -> None:
+        if self.is_open:
+            deliver(message)
+
+    def end(self) -> None:
+        self.is_open = False

@@ -1,0 +1,108 @@
+"""What a recovery cost, as one rank saw it: reported to the coordinator when the healed iteration is committed."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections import deque
+from collections.abc import Iterator
+
+from unicron.healing.machine import HealingMachine
+from unicron.messages import Healed
+from unicron.training.groups import Groups
+from unicron.training.link import WorkerLink, now_ms
+from unicron.types import EpochPlan, PlanKind, StateSource
+
+ITERATIONS_REMEMBERED = 64
+
+
+class Account:
+    def __init__(self, link: WorkerLink, machine: HealingMachine, groups: Groups) -> None:
+        self._link, self._machine, self._groups = link, machine, groups
+        self._durations: deque[float] = deque(maxlen=ITERATIONS_REMEMBERED)
+        self._last_commit_ms: float | None = None
+        self.state_source: str = StateSource.NONE_NEEDED
+        self._reset()
+
+    def _reset(self) -> None:
+        self._interrupted: int | None = None
+        self._interrupted_ms = 0.0
+        self._again: set[tuple[int, int]] = set()
+        self._again_since: float | None = None
+        self._recompute_ms = 0.0
+        self._rebuilt = 0
+        self._lost = 0
+        self._phases: dict[str, float] = {}
+        self.state_source = StateSource.NONE_NEEDED
+
+    # ---------------------------------------------------------- facts, as they happen
+
+    def plan_arrived(self, plan: EpochPlan) -> None:
+        if plan.kind is not PlanKind.START and self._interrupted is None:
+            self._interrupted = self._machine.record.iteration
+
+    def forward_begins(self, iteration: int, micro_batch: int, again: bool) -> None:
+        if again or self._machine.healing:
+            if again or self._is_extra(micro_batch):
+                self._again.add((iteration, micro_batch))
+
+    def _is_extra(self, micro_batch: int) -> bool:
+        """A micro-batch of a lost replica, dealt to this one: its forward began elsewhere before."""
+        return self._machine._extra
+
+    def groups_made(self, number: int) -> None:
+        self._rebuilt += number
+
+    def restored(self, before: int, iteration: int) -> None:
+        self._lost = max(0, before - iteration)
+        self.state_source = StateSource.CHECKPOINT
+
+    @contextlib.contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        start = now_ms()
+        try:
+            yield
+        finally:
+            took = now_ms() - start
+            if self._machine.healing:
+                self._phases[phase] = self._phases.get(phase, 0.0) + took
+                if phase == "Compute" and self._again:
+                    self._recompute_ms += took
+
+    def committed(self, iteration: int) -> None:
+        """A step is in the parameters: the iteration's wall time is commit to commit."""
+        now = now_ms()
+        if self._last_commit_ms is not None:
+            took = now - self._last_commit_ms
+            if self._interrupted is not None and iteration >= self._interrupted:
+                self._interrupted_ms = max(self._interrupted_ms, took)
+            else:
+                self._durations.append(took)
+        self._last_commit_ms = now
+        self._committed_ns = int(now * 1e6)
+
+    # ---------------------------------------------------------- the report
+
+    def healed(self, iteration: int) -> None:
+        plan = self._machine.plan
+        assert plan is not None
+        self._link.send(
+            Healed(
+                worker=self._link.worker,
+                rank=self._machine.rank,
+                epoch=plan.epoch,
+                iteration=iteration,
+                interrupted=iteration if self._interrupted is None else self._interrupted,
+                iteration_ms=self._interrupted_ms,
+                median_ms=statistics.median(self._durations) if self._durations else 0.0,
+                committed_ns=self._committed_ns,
+                micro_batches_recomputed=tuple(sorted(self._again)),
+                recompute_ms=self._recompute_ms,
+                groups_kept=self._groups.kept() if self._machine.replica not in plan.wounded() else 0,
+                groups_rebuilt=self._rebuilt,
+                state_source=str(self.state_source),
+                iterations_lost=self._lost,
+                phases_ms={k: round(v, 3) for k, v in self._phases.items()},
+            )
+        )
+        self._reset()

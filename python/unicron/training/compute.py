@@ -1,0 +1,129 @@
+"""Forward and backward of given micro-batches through Megatron's own schedule, and what comes back.
+
+Megatron's schedule is used unchanged: `config.finalize_model_grads_func` is ours (the reduction is done apart), the data
+iterator is ours (it knows which micro-batch is next, moves the pulse and is where a fault can be armed), and
+forward_step is wrapped to record the loss, because forward_data_store is local to the schedule and dies with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from unicron.types import Layout
+
+ForwardStep = Callable[[Iterator[Any], Any], tuple[Any, Any]]
+Dataset = Callable[[int, int], Any]
+
+
+class PerTokenLossRequired(ValueError):
+    """calculate_per_token_loss is off: the mean of means depends on how micro-batches are grouped."""
+
+
+def check_config(config: Any) -> None:
+    """Refuse by name what would make the result depend on width or history."""
+    if not getattr(config, "calculate_per_token_loss", False):
+        raise PerTokenLossRequired(
+            "TransformerConfig.calculate_per_token_loss is False: set it to True and return (sum, tokens, dict) "
+            "from loss_func; a mean of means depends on the data-parallel width"
+        )
+
+
+class Computation:
+    """One model's forward and backward. `scalars` (in the arena) collects tokens and loss of the last stage."""
+
+    def __init__(self, model: Any, layout: Layout, scalars: torch.Tensor) -> None:
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+        from megatron.core.utils import get_model_config
+
+        self.model, self.layout, self.scalars = model, layout, scalars
+        self.config = get_model_config(model)
+        check_config(self.config)
+        self.config.finalize_model_grads_func = self._finalize
+        self._schedule = get_forward_backward_func
+        self.extra_metrics: list[Any] = []
+        self.forward_done: Callable[[int], None] = lambda micro_batch: None
+        self._fetched: list[int] = []
+
+    def _finalize(self, model: list[Any], num_tokens: Any = None, **kwargs: Any) -> None:
+        if num_tokens is not None:
+            self.scalars[0] += float(num_tokens)
+
+    def run(
+        self, iteration: int, micro_batches: Sequence[int], forward_step: ForwardStep, dataset: Dataset,
+        begin: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """Sums of these micro-batches are added to the gradient buffers. begin(m) is called when m is fetched."""
+        self.extra_metrics = []
+        if not micro_batches:
+            return
+        self._fetched = []
+
+        def batches() -> Iterator[Any]:
+            for micro_batch in micro_batches:
+                begin(micro_batch)
+                self._fetched.append(micro_batch)
+                yield dataset(iteration, micro_batch)
+
+        self.extra_metrics = self._schedule()(
+            forward_step_func=self._recording(forward_step),
+            data_iterator=batches(),
+            model=[self.model],
+            num_microbatches=len(micro_batches),
+            seq_length=self._sequence_length(dataset),
+            micro_batch_size=self.layout.micro_batch,
+            forward_only=False,
+        )
+
+    def _recording(self, forward_step: ForwardStep) -> ForwardStep:
+        def wrapped(data_iterator: Iterator[Any], model: Any) -> tuple[Any, Any]:
+            output, loss_func = forward_step(data_iterator, model)
+            self.forward_done(self._fetched[-1] if self._fetched else -1)
+
+            def recorded(*args: Any, **kwargs: Any) -> Any:
+                result = loss_func(*args, **kwargs)
+                if not isinstance(result, tuple) or len(result) != 3:
+                    raise PerTokenLossRequired(
+                        "loss_func must return (sum of losses, number of tokens, dict of metrics)"
+                    )
+                self.scalars[1] += float(result[0].detach())
+                return result
+
+            return output, recorded
+
+        return wrapped
+
+    def _sequence_length(self, dataset: Any) -> int:
+        """Megatron's pipeline needs it to size receive buffers."""
+        for holder, name in ((dataset, "seq_length"), (self.config, "seq_length"), (self.model.module, "max_sequence_length")):
+            value = getattr(holder, name, None)
+            if isinstance(value, int):
+                return value
+        raise ValueError("dataset.seq_length is missing: the pipeline needs it to size its receive buffers")
+
+
+def tie(model: Any, config: Any) -> None:
+    """Gradient collectives inside the replica: sequence-parallel norms, tied word and position embeddings.
+
+    In place: if one breaks, every member of the replica drops its sums and computes again.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.distributed import finalize_model_grads as module
+
+    tp_group = parallel_state.get_tensor_model_parallel_group()
+    pp_group = parallel_state.get_pipeline_model_parallel_group()
+    embd = parallel_state.get_embedding_group(check_initialized=False)
+    pos_embd = parallel_state.get_position_embedding_group(check_initialized=False)
+    functions = _functions(module)
+    functions["_allreduce_non_tensor_model_parallel_grads"]([model], config, tp_group)
+    functions["_allreduce_word_embedding_grads"]([model], config, embd, pp_group)
+    functions["_allreduce_position_embedding_grads"]([model], config, pos_embd, pp_group)
+
+
+def _functions(module: Any) -> dict[str, Any]:
+    """megatron.core.distributed exports a function under its module's name; look the module up by its path."""
+    import sys
+
+    return vars(sys.modules["megatron.core.distributed.finalize_model_grads"])

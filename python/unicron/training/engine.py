@@ -1,0 +1,344 @@
+"""Carries out what the healing machine says: the one place where a worker's actions meet torch, groups and arena.
+
+`run(event)` feeds one event and acts until control goes back to the script (Ready, EndIteration). Each handler does one
+action and returns the event that ends it; what breaks in a collective becomes `Broken`, everything else is the
+script's own error and propagates.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron.faults.kinds import FaultKind, FaultPoint
+from unicron.faults.perform import perform
+from unicron.healing import actions as do
+from unicron.healing import events as on
+from unicron.healing.machine import HealingMachine
+from unicron.healing.record import CommitResult, Record, decode_record, encode_record
+from unicron.messages import TEXT_CHARS_MAX, CollectiveFailed, StateLost
+from unicron.runtime.store_client import StoreClient, StoreError
+from unicron.training import account, compute, step
+from unicron.training.gradients import Gradients
+from unicron.training.groups import GroupInterrupted, Groups
+from unicron.training.ledger import Ledger
+from unicron.training.link import WorkerLink, now_ms
+from unicron.training.memory import StateMemory
+from unicron.training.store import RENDEZVOUS_MS_MAX, RendezvousStore
+from unicron.types import EpochPlan, Layout, Rank, Stage
+
+AWAIT_PLAN_MS_MAX = 120_000
+COLLECTIVE_ERROR = re.compile(r"gloo|NCCL|Connection (closed|reset)|[Tt]imed out waiting|Broken pipe")
+
+
+class NoPlanCame(RuntimeError):
+    """A collective broke and nobody said what to do within the bound."""
+
+
+class Left(BaseException):
+    """The newest plan has no place for this worker."""
+
+
+def is_collective_error(error: BaseException) -> bool:
+    if isinstance(error, (GroupInterrupted, StoreError)):
+        return True
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and COLLECTIVE_ERROR.search(str(error)) is not None
+
+
+class Engine:
+    """One member's machine with everything it acts on."""
+
+    def __init__(
+        self, link: WorkerLink, rank: Rank, layout: Layout, model: Any, optimizer: Any, scheduler: Any,
+        memory: StateMemory, groups: Groups,
+    ) -> None:  # fmt: skip
+        self.link, self.rank, self.layout = link, rank, layout
+        self.model, self.memory, self.groups = model, memory, groups
+        self.gradients = Gradients(model, memory)
+        self.ledger = Ledger(memory.fd)
+        self.computation = compute.Computation(model, layout, memory.scalars)
+        self.computation.forward_done = lambda m: self._maybe_fault(FaultPoint.FORWARD, m)
+        self.stepper = step.Stepper(optimizer, scheduler, layout, self.gradients)
+        self.machine = HealingMachine(rank, layout, len(self.gradients.segments))
+        self.account = account.Account(link, self.machine, groups)
+        self.forward_step: compute.ForwardStep | None = None
+        self.dataset: compute.Dataset | None = None
+        self.on_reduced: list[Callable[[int, list[torch.Tensor]], None]] = []
+        self._clients: dict[str, StoreClient] = {}
+        self._micro_batch = -1
+        self._handlers: dict[type[do.Action], Callable[[Any], on.AnyEvent]] = {
+            do.Compute: self._compute, do.Tie: self._tie, do.Reduce: self._reduce, do.Commit: self._commit,
+            do.Confirm: self._confirm, do.Step: self._step, do.ExchangeInside: self._exchange_inside,
+            do.RebuildInside: self._rebuild_inside, do.ExchangeWorld: self._exchange_world,
+            do.RebuildCross: self._rebuild_cross, do.FetchState: self._fetch_state,
+            do.LoadCheckpoint: self._load_checkpoint, do.AwaitPlan: self._await_plan,
+            do.ReportStateLost: self._report_state_lost,
+        }  # fmt: skip
+        self.load_checkpoint: Callable[[str], int] | None = None
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self, event: on.AnyEvent) -> do.Ready | do.EndIteration:
+        while True:
+            for plan in self.link.new_plans():
+                self.account.plan_arrived(plan)
+                self.machine.step(on.PlanArrived(plan))
+            (action,) = self.machine.step(event)
+            self.ledger.write(self.machine.record)
+            if isinstance(action, (do.Ready, do.EndIteration)):
+                self._pulse(Stage.IDLE)
+                return action
+            if isinstance(action, do.Leave):
+                raise Left(action.reason)
+            event = self._act(action)
+
+    def _act(self, action: do.AnyAction) -> on.AnyEvent:
+        with self.account.measure(type(action).__name__):
+            try:
+                return self._handlers[type(action)](action)
+            except Exception as error:
+                if not is_collective_error(error):
+                    raise
+                inside = isinstance(action, (do.Compute, do.Tie, do.Confirm, do.RebuildInside))
+                if isinstance(error, (GroupInterrupted, StoreError)):
+                    inside = inside and self.link.monitor.newest_epoch() <= self.machine._newest()
+                reduced = self.ledger.segments_reduced if isinstance(action, do.Reduce) else -1
+                text = f"{type(action).__name__}: {error}"[:TEXT_CHARS_MAX]
+                return on.Broken(inside, text, reduced)
+            finally:
+                self.link.pulse.set_waiting(False)
+
+    def _pulse(self, stage: Stage, micro_batch: int = -1, *, waiting: bool = False) -> None:
+        self._micro_batch = micro_batch
+        self.link.pulse.advance(int(stage), self.machine.record.iteration, micro_batch)
+        if waiting:
+            self.link.pulse.set_waiting(True)
+
+    def _maybe_fault(self, point: FaultPoint, micro_batch: int = -1) -> None:
+        iteration = self.machine.record.iteration
+        kind = self.link.pulse.take_fault(int(point), iteration, micro_batch)
+        if not kind:
+            return
+        if kind == FaultKind.RESET:
+            every = [rank for members in self.groups.inside_lists for rank in members]
+            self.link.monitor.shut_groups(sorted(set(every)))
+            return
+        perform(kind, f"{point.name.lower()} of iteration {iteration}, micro-batch {micro_batch}")
+
+    # ------------------------------------------------------------------ the undisturbed iteration
+
+    def _compute(self, action: do.Compute) -> on.AnyEvent:
+        assert self.forward_step is not None and self.dataset is not None
+        aside = self.gradients.put_aside() if action.extra else None
+        begun = self.ledger.begun()
+        reduced = self.ledger.segments_reduced
+        self.gradients.zero()
+        self.stepper.zero_grad()
+
+        def begin(micro_batch: int) -> None:
+            self.account.forward_begins(action.iteration, micro_batch, micro_batch in begun)
+            begun.add(micro_batch)
+            self.ledger.set_begun(begun)
+            self._pulse(Stage.COMPUTE, micro_batch)
+            self._maybe_fault(FaultPoint.COMPUTE, micro_batch)
+
+        self.computation.run(
+            action.iteration, action.micro_batches, self.forward_step, self.dataset, begin
+        )
+        if aside is not None:
+            compute.tie(self.model, self.computation.config)
+            self.gradients.put_back(aside, reduced)
+        self.ledger.set_begun(self.machine.record.done)
+        return on.Done()
+
+    def _tie(self, action: do.Tie) -> on.AnyEvent:
+        self._pulse(Stage.TIE)
+        self._maybe_fault(FaultPoint.TIE)
+        if not action.extra:  # extra sums were tied before they were added to the whole ones
+            compute.tie(self.model, self.computation.config)
+        return on.Done()
+
+    def _reduce(self, action: do.Reduce) -> on.AnyEvent:
+        def before(segment: int) -> None:
+            self._pulse(Stage.REDUCE, segment, waiting=True)
+            if segment == 1:
+                self._maybe_fault(FaultPoint.REDUCE)
+
+        self.gradients.reduce(self.ledger, self.groups.data_group(), self.rank, action.shared, before)
+        return on.Done()
+
+    def _commit(self, action: do.Commit) -> on.AnyEvent:
+        self._pulse(Stage.COMMIT, waiting=True)
+        self._maybe_fault(FaultPoint.COMMIT)
+        plan = self.machine.plan
+        assert plan is not None
+        for callback in self.on_reduced:
+            callback(self.machine.record.iteration, self.gradients.buffers)
+        speaks = self.layout.replica_of(self.rank) == plan.replicas[0]  # for its position
+        sumsq = self.gradients.sum_of_squares()
+        finite = math.isfinite(sumsq)
+        scalars = self.memory.scalars
+        vector = torch.tensor(
+            [1.0, float(plan.epoch), float(scalars[0]) if speaks else 0.0,
+             sumsq if speaks and finite else 0.0, 0.0 if finite else 1.0, float(scalars[1]) if speaks else 0.0],
+            dtype=torch.float64,
+        )  # fmt: skip
+        if len(plan.ranks) > 1:
+            dist.all_reduce(vector, group=self.groups.world)
+        count, epochs, tokens, squares, found_inf, loss = vector.tolist()
+        if count != len(plan.ranks) or epochs != count * plan.epoch:
+            raise AssertionError(f"commit of epoch {plan.epoch}: {count} ranks, epochs sum to {epochs}")
+        return on.CommitDone(CommitResult(self.machine.record.iteration, tokens, squares, found_inf, loss))
+
+    def _confirm(self, action: do.Confirm) -> on.AnyEvent:
+        self._pulse(Stage.COMMIT, waiting=True)
+        group = self.groups.replica_group()
+        mine = torch.zeros(6, dtype=torch.float64)
+        if action.result is not None:
+            r = action.result
+            mine = torch.tensor(
+                [1.0, r.iteration, r.tokens, r.sumsq, r.found_inf, r.loss_sum], dtype=torch.float64
+            )
+        all_of_them = [torch.zeros(6, dtype=torch.float64) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(all_of_them, mine, group=group)
+        seen = next((x.tolist() for x in all_of_them if x[0] > 0), None)
+        return on.Confirmed(None if seen is None else CommitResult(int(seen[1]), *seen[2:]))
+
+    def _step(self, action: do.Step) -> on.AnyEvent:
+        self._pulse(Stage.STEP)
+        self.ledger.begin_step()
+        self.stepper.step(action.commit, lambda: self._maybe_fault(FaultPoint.STEP))
+        self.ledger.end_step(action.commit.iteration + 1, self.stepper.extra_state())
+        tokens = max(action.commit.tokens, 1.0)
+        self.link.pulse.committed(action.commit.iteration, action.commit.loss_sum / tokens)
+        self.account.committed(action.commit.iteration)
+        return on.Done()
+
+    # ------------------------------------------------------------------ healing
+
+    def _client(self, plan: EpochPlan) -> StoreClient:
+        if plan.store not in self._clients:
+            for client in self._clients.values():
+                client.close()
+            welcome = self.link.welcome
+            self._clients = {
+                plan.store: StoreClient(plan.store, plan.store_key, welcome.store_public, welcome.store_secret)
+            }
+        return self._clients[plan.store]
+
+    def _store(self, plan: EpochPlan) -> Callable[[str], dist.Store]:
+        client = self._client(plan)
+
+        def make(name: str) -> dist.Store:
+            return RendezvousStore(client, f"{plan.task}/{plan.epoch}/{name}/", lambda: self._is_over(plan))
+
+        return make
+
+    def _is_over(self, plan: EpochPlan) -> bool:
+        return self.link.monitor.newest_epoch() > plan.epoch
+
+    def _exchange(self, plan: EpochPlan, where: str, ranks: tuple[Rank, ...]) -> on.AnyEvent:
+        self._pulse(Stage.HEAL, waiting=True)
+        self._maybe_fault(FaultPoint.HEAL)
+        client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
+        client.set(f"{prefix}{self.rank}", encode_record(self.machine.record))
+        records: list[Record] = [
+            decode_record(
+                client.get(f"{prefix}{rank}", AWAIT_PLAN_MS_MAX, cancelled=lambda: self._is_over(plan))
+            )
+            for rank in ranks
+        ]
+        return on.RecordsGathered(records)
+
+    def _exchange_inside(self, action: do.ExchangeInside) -> on.AnyEvent:
+        replica = self.layout.replica_of(self.rank)
+        return self._exchange(action.plan, f"inside{replica}", self.layout.replica_ranks(replica))
+
+    def _exchange_world(self, action: do.ExchangeWorld) -> on.AnyEvent:
+        return self._exchange(action.plan, "world", action.plan.ranks)
+
+    def _rebuild_inside(self, action: do.RebuildInside) -> on.AnyEvent:
+        self._pulse(Stage.HEAL, waiting=True)
+        made = self.groups.rebuild_inside(action.plan, action.touched, self._store(action.plan))
+        self.account.groups_made(made)
+        return on.Done()
+
+    def _rebuild_cross(self, action: do.RebuildCross) -> on.AnyEvent:
+        self._pulse(Stage.HEAL, waiting=True)
+        made = self.groups.rebuild_cross(action.plan, self._store(action.plan))
+        self.account.groups_made(made)
+        return on.Done()
+
+    def _fetch_state(self, action: do.FetchState) -> on.AnyEvent:
+        """Whole parameters and optimizer state, in pieces, from one rank of this position to those without."""
+        self._pulse(Stage.HEAL, waiting=True)
+        fetch, group = action.fetch, self.groups.data_group()
+        if self.rank == fetch.source:
+            extra = self.stepper.extra_tensor()
+            for target in fetch.targets:
+                for piece in [*self.memory.state_pieces(), extra]:
+                    dist.send(piece, dst=target, group=group)
+        elif self.rank in fetch.targets:
+            self.ledger.begin_step()  # torn until the last piece is here
+            extra = self.stepper.extra_tensor()
+            for piece in [*self.memory.state_pieces(), extra]:
+                dist.recv(piece, src=fetch.source, group=group)
+            self.stepper.load_extra(bytes(extra.numpy().tobytes()))
+            self.ledger.end_step(action.iteration, self.stepper.extra_state())
+            self.account.state_source = "replica"
+        return on.Done()
+
+    def _load_checkpoint(self, action: do.LoadCheckpoint) -> on.AnyEvent:
+        assert self.load_checkpoint is not None
+        self._pulse(Stage.SAVE, waiting=True)
+        before = self.machine.record.iteration
+        self.ledger.begin_step()
+        iteration = self.load_checkpoint(action.path)
+        self.ledger.end_step(iteration, self.stepper.extra_state())
+        self.account.restored(before, iteration)
+        return on.CheckpointLoaded(iteration)
+
+    def _await_plan(self, action: do.AwaitPlan) -> on.AnyEvent:
+        self._pulse(Stage.HEAL, waiting=True)
+        if action.report:
+            record = self.machine.record
+            print(f"unicron: rank {self.rank}, iteration {record.iteration}: {action.report}", file=sys.stderr)
+            self.link.send(
+                CollectiveFailed(
+                    self.link.worker, self.rank, self.machine._newest(), record.iteration, record.stage,
+                    action.inside, action.report,
+                )
+            )  # fmt: skip
+        self._wait_for_epoch_after(action.after_epoch, action.report)
+        return on.Done()
+
+    def _report_state_lost(self, action: do.ReportStateLost) -> on.AnyEvent:
+        epoch = self.machine._newest()
+        self.link.send(StateLost(self.link.worker, self.rank, epoch, action.iteration, action.positions))
+        self._wait_for_epoch_after(epoch, action.reason)
+        return on.Done()
+
+    def _wait_for_epoch_after(self, epoch: int, why: str) -> None:
+        deadline = now_ms() + AWAIT_PLAN_MS_MAX
+        while self.link.plan is None or self.link.plan.epoch <= epoch:
+            plan = self.link.receive(1_000)
+            if plan is not None:
+                self.account.plan_arrived(plan)
+                self.machine.step(on.PlanArrived(plan))
+            if now_ms() > deadline:
+                raise NoPlanCame(f"no epoch after {epoch} within {AWAIT_PLAN_MS_MAX} ms: {why}")
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+
+__all__ = ["RENDEZVOUS_MS_MAX", "Engine", "Left", "is_collective_error"]

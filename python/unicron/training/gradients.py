@@ -1,0 +1,131 @@
+"""Gradient sums: segments, their staged reduction, the sum of squares, and the step's scaling.
+
+Segment 0 is the scalars (tokens, loss sum) of the last pipeline stage, so that they too are reduced exactly once; the
+others are chunks of DDP's flat gradient buffers. A segment is copied to the staging area *in the arena*, reduced there,
+and copied over its local sum only when complete (DESIGN 5.2): an aborted collective tears nothing, and an heir of a
+process killed during the copy finishes it from the staging area.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron.training.ledger import Ledger
+from unicron.training.memory import StateMemory
+from unicron.types import Rank
+
+CHUNK_BYTES = 64 << 20
+
+
+def staging_bytes(model: Any, chunk_bytes: int = CHUNK_BYTES) -> int:
+    """What the staging area must hold: the largest chunk."""
+    buffers = model.buffers + model.expert_parallel_buffers
+    largest = max((b.grad_data.numel() * b.grad_data.element_size() for b in buffers), default=0)
+    return max(64, min(chunk_bytes, largest))
+
+
+class Gradients:
+    def __init__(self, model: Any, memory: StateMemory, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.model, self.memory = model, memory
+        self.buffers = [b.grad_data for b in model.buffers + model.expert_parallel_buffers]
+        self.segments: list[torch.Tensor] = [memory.scalars]
+        for data in self.buffers:
+            self.segments += data.split(max(1, chunk_bytes // data.element_size()))
+        self._counted = _counted_ranges(model)
+
+    # ---------------------------------------------------------- local sums
+
+    def zero(self) -> None:
+        self.model.zero_grad_buffer()
+        self.memory.scalars.zero_()
+
+    def put_aside(self) -> list[torch.Tensor]:
+        """Copies of the whole local sums, while more micro-batches are summed from zero."""
+        return [segment.clone() for segment in self.segments]
+
+    def put_back(self, aside: list[torch.Tensor], segments_reduced: int) -> None:
+        """aside + new sums for segments still local; those already reduced contain everything and stay as they were."""
+        for number, (segment, old) in enumerate(zip(self.segments, aside, strict=True)):
+            if number < segments_reduced:
+                segment.copy_(old)
+            else:
+                segment.add_(old)
+
+    # ---------------------------------------------------------- reduction
+
+    def reduce(
+        self, ledger: Ledger, group: dist.ProcessGroup | None, rank: Rank, shared: tuple[Rank, ...],
+        before: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """All segments in order; `shared` names who holds segment 0, 1, … reduced already. before(n): fault point."""
+        own = ledger.segments_reduced
+        for number, segment in enumerate(self.segments):
+            before(number)
+            if group is None:
+                ledger.reduced(number + 1)
+                continue
+            staged = self._staged(segment)
+            if number < len(shared):
+                if shared[number] == rank:
+                    staged.copy_(segment)
+                dist.broadcast(staged, src=shared[number], group=group)
+                if number < own:
+                    continue
+            else:
+                staged.copy_(segment)
+                dist.all_reduce(staged, group=group)
+            ledger.copying(number)
+            segment.copy_(staged)
+            ledger.reduced(number + 1)
+
+    def finish_open_copy(self, ledger: Ledger) -> None:
+        """An heir's first act: the predecessor died between a complete result and its copy."""
+        if ledger.open_copy:
+            number = ledger.segments_reduced
+            self.segments[number].copy_(self._staged(self.segments[number]))
+            ledger.reduced(number + 1)
+
+    def _staged(self, segment: torch.Tensor) -> torch.Tensor:
+        nbytes = segment.numel() * segment.element_size()
+        return self.memory.staging[:nbytes].view(segment.dtype)
+
+    # ---------------------------------------------------------- norm and scaling
+
+    @torch.no_grad()
+    def sum_of_squares(self) -> float:
+        """Of the reduced, unscaled gradient; parameters shared between ranks of the replica are counted on one."""
+        total = 0.0
+        for data, start, end in self._counted:
+            norm = torch.linalg.vector_norm(data[start:end], dtype=torch.float64)
+            total += float(norm) ** 2
+        return total
+
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        for data in self.buffers:
+            data.mul_(factor)
+
+
+def _counted_ranges(model: Any) -> list[tuple[torch.Tensor, int, int]]:
+    """Ranges of the flat buffers that hold gradients this rank counts in the norm, merged where they touch."""
+    from megatron.core.transformer.module import param_is_not_shared
+    from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+
+    ranges: list[tuple[torch.Tensor, int, int]] = []
+    for buffer in model.buffers + model.expert_parallel_buffers:
+        data = buffer.grad_data
+        spans = []
+        for param in buffer.params:
+            if param_is_not_shared(param) and param_is_not_tensor_parallel_duplicate(param):
+                start = (param.main_grad.data_ptr() - data.data_ptr()) // data.element_size()
+                spans.append((start, start + param.main_grad.numel()))
+        for start, end in sorted(spans):
+            if ranges and ranges[-1][0] is data and ranges[-1][2] == start:
+                ranges[-1] = (data, ranges[-1][1], end)
+            else:
+                ranges.append((data, start, end))
+    return ranges

@@ -1,0 +1,248 @@
+"""Process groups by epoch in the living process: stand-ins at first, real ones by difference.
+
+Every worker builds its model over stand-in groups (torch's fake backend): no peers are needed, so a member, an
+understudy and a joiner are built alike. All handles to those groups (parallel_state's globals, modules, DDP buffers,
+optimizer) are found once, and rebound whenever a group is made for an epoch. Groups with the same members share one
+gloo group (18 groups are 5 member lists: MECHANICS 3.4).
+
+The sockets of a group are those that appear while it is made; the native monitor is told them, because nothing in
+PyTorch frees a rank that is blocked in a gloo collective (MEGATRON 4) and shutting its sockets does.
+
+Private API of torch.distributed is used and pinned by tests: _new_process_group_helper, _world, _update_default_pg.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from unicron import _core
+from unicron.types import EpochPlan, Layout, Rank
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # the bound of last resort; failures are seen long before
+Ranks = tuple[Rank, ...]
+
+
+class GroupInterrupted(RuntimeError):
+    """A newer epoch was announced while groups were being made."""
+
+
+def make_stand_ins(rank: Rank, layout: Layout) -> None:
+    """torch.distributed and megatron's parallel_state for this rank, without peers."""
+    from megatron.core import parallel_state
+
+    dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        context_parallel_size=layout.cp,
+        create_gloo_process_groups=False,
+    )
+
+
+def drop_stand_ins() -> None:
+    """Undo make_stand_ins, for a worker that is to be built again for another role."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+class _Site:
+    """One place that holds a group handle. `ranks` are its members when every replica is alive."""
+
+    __slots__ = ("container", "key", "ranks")
+
+    def __init__(self, container: Any, key: Any, ranks: Ranks) -> None:
+        self.container, self.key, self.ranks = container, key, ranks
+
+    def bind(self, group: dist.ProcessGroup) -> None:
+        if isinstance(self.container, (dict, list)):
+            self.container[self.key] = group
+        else:
+            object.__setattr__(self.container, self.key, group)
+
+
+def find_sites(roots: Iterable[Any]) -> list[_Site]:
+    """Every attribute, list entry and dict value reachable from roots that is a process group."""
+    sites: list[_Site] = []
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        holder = stack.pop()
+        if id(holder) in seen:
+            continue
+        seen.add(id(holder))
+        for container, key, value in _entries(holder):
+            if isinstance(value, dist.ProcessGroup):
+                sites.append(_Site(container, key, tuple(dist.get_process_group_ranks(value))))
+            elif not isinstance(value, (torch.Tensor, str, bytes, int, float, bool, type(None), type)):
+                stack.append(value)
+    return sites
+
+
+def _entries(holder: Any) -> Iterable[tuple[Any, Any, Any]]:
+    if isinstance(holder, dict):
+        return [(holder, k, v) for k, v in holder.items()]
+    if isinstance(holder, list):
+        return [(holder, i, v) for i, v in enumerate(holder)]
+    if isinstance(holder, (tuple, set, frozenset)):
+        return [(None, None, v) for v in holder if not isinstance(v, dist.ProcessGroup)]
+    module = type(holder).__module__
+    if hasattr(holder, "__dict__") and module.startswith(("megatron", "torch.nn", "torch.optim", "__main__")):
+        return [(holder, k, v) for k, v in vars(holder).items()]
+    return []
+
+
+class Groups:
+    """This rank's process groups. register: see _core.WorkerMonitor.register_group / forget_group."""
+
+    def __init__(self, rank: Rank, layout: Layout, monitor: Any) -> None:
+        self.rank, self.layout, self._monitor = rank, layout, monitor
+        self._sites: list[_Site] = []
+        self._lists: list[Ranks] = []  # distinct member lists of two or more at full width that hold this rank
+        self._live: dict[Ranks, dist.ProcessGroup] = {}  # by member list at full width
+        self._ids: dict[Ranks, int] = {}
+        self._next_id = itertools.count(1)
+        self._retired: list[Any] = []  # replaced handles stay referenced until every site is rebound
+        self.world: dist.ProcessGroup | None = None
+
+    # -------------------------------------------------------------- once
+
+    def adopt_handles(self, roots: Sequence[Any]) -> None:
+        """Find all handles and the member lists behind them; give the size-1 groups a real group."""
+        from megatron.core import parallel_state
+
+        self._sites = find_sites([vars(parallel_state), *roots])
+        lists = {site.ranks for site in self._sites if self.rank in site.ranks}
+        every = tuple(range(self.layout.world_size))
+        replica = self.layout.replica_ranks(self.layout.replica_of(self.rank))
+        lists |= {every, tuple(sorted(replica)), self._peers(self.rank)}
+        self._lists = sorted((r for r in lists if len(r) > 1), key=lambda r: (len(r), r))
+        alone = self._new_group((self.rank,), (self.rank,), dist.HashStore(), "alone")
+        for site in self._sites:
+            if site.ranks == (self.rank,):
+                site.bind(alone)
+        self._retired.append(alone)
+
+    def _peers(self, rank: Rank) -> Ranks:
+        tp, _, pp = self.layout.coords(rank)
+        return tuple(self.layout.rank_of(tp, d, pp) for d in range(self.layout.dp))
+
+    # -------------------------------------------------------------- which is which
+
+    def is_cross(self, ranks: Ranks) -> bool:
+        return len({self.layout.replica_of(r) for r in ranks}) > 1
+
+    @property
+    def inside_lists(self) -> list[Ranks]:
+        return [r for r in self._lists if not self.is_cross(r)]
+
+    @property
+    def cross_lists(self) -> list[Ranks]:
+        return [r for r in self._lists if self.is_cross(r)]
+
+    def replica_group(self) -> dist.ProcessGroup:
+        """All ranks of my replica."""
+        return self._live[tuple(sorted(self.layout.replica_ranks(self.layout.replica_of(self.rank))))]
+
+    def data_group(self) -> dist.ProcessGroup | None:
+        """The live ranks of my position, one a replica; None when I am the only one."""
+        return self._live.get(self._peers(self.rank))
+
+    # -------------------------------------------------------------- by difference
+
+    def rebuild_inside(
+        self, plan: EpochPlan, touched: Ranks | None, store: Callable[[str], dist.Store]
+    ) -> int:
+        """Groups inside my replica that hold a touched rank (None: all). Returns how many were made."""
+        todo = [r for r in self.inside_lists if touched is None or set(touched) & set(r) or r not in self._live]
+        return self._rebuild(plan, todo, store)
+
+    def rebuild_cross(self, plan: EpochPlan, store: Callable[[str], dist.Store]) -> int:
+        """Every group that spans replicas, over the live ranks: keeping a healthy one deadlocks (MECHANICS 1.1)."""
+        return self._rebuild(plan, self.cross_lists, store)
+
+    def kept(self) -> int:
+        """Groups of two or more members inside my replica."""
+        return len([r for r in self.inside_lists if r in self._live])
+
+    def _rebuild(self, plan: EpochPlan, todo: list[Ranks], store: Callable[[str], dist.Store]) -> int:
+        for full in todo:
+            self._forget(full)
+        alive = set(plan.ranks)
+        made = 0
+        for full in todo:
+            members = tuple(r for r in full if r in alive)
+            world = len(full) == self.layout.world_size and self.is_cross(full)
+            self._make(plan, full, members, store, world=world or len(full) == self.layout.world_size)
+            made += 1
+        return made
+
+    def _make(
+        self, plan: EpochPlan, full: Ranks, members: Ranks, store: Callable[[str], dist.Store], *, world: bool
+    ) -> None:
+        name = f"e{plan.epoch}:{'-'.join(map(str, full))}"
+        before = set(_core.connected_sockets())
+        group = self._new_group(full, members, store(name), name, world=world)
+        sockets = [fd for fd in _core.connected_sockets() if fd not in before]
+        group_id = next(self._next_id)
+        self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
+        self._live[full], self._ids[full] = group, group_id
+        if self._monitor.newest_epoch() > plan.epoch:
+            raise GroupInterrupted(f"epoch {self._monitor.newest_epoch()} while making groups of {plan.epoch}")
+        if world:
+            self.world = group
+            c10d._update_default_pg(group)
+        for site in self._sites:
+            if site.ranks == full:
+                site.bind(group)
+
+    def _new_group(
+        self, full: Ranks, members: Ranks, store: dist.Store, name: str, *, world: bool = False
+    ) -> dist.ProcessGroup:
+        group, _ = c10d._new_process_group_helper(
+            len(members),
+            members.index(self.rank),
+            [] if world else list(members),
+            dist.Backend("gloo"),
+            store,
+            group_name=name,  # type: ignore[arg-type]
+            timeout=COLLECTIVE_TIMEOUT,
+            group_desc=name,
+        )
+        c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(members)}
+        return group
+
+    def _forget(self, full: Ranks) -> None:
+        group = self._live.pop(full, None)
+        if group is None:
+            return
+        self._monitor.forget_group(self._ids.pop(full))
+        self._retired.append(group)
+        forget_group(group)
+
+    def release_retired(self) -> None:
+        """Between iterations: let the replaced groups go (their destructors join threads)."""
+        self._retired = self._retired[:1]
+
+
+def forget_group(group: dist.ProcessGroup) -> None:
+    """Take one group out of torch's registries. destroy_process_group(WORLD) would take all of them."""
+    world = c10d._world
+    for registry in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+        registry.pop(group, None)  # type: ignore[attr-defined]
+    for tagged in world.tags_to_pg.values():
+        if group in tagged:
+            tagged.remove(group)
+    try:
+        c10d._unregister_process_group(group.group_name)
+    except RuntimeError:
+        pass  # was never registered by name

@@ -1,0 +1,117 @@
+"""The ledger: a rank's record, kept in the arena's header so that an heir can read it.
+
+One word holds the reduction's progress (2 x segments reduced, +1 while a complete result is being copied over the
+segment's local sum), because an heir must never see half of an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from unicron import _core
+from unicron.healing.record import CommitResult, Record
+from unicron.types import Rank, Stage
+
+MICRO_BATCHES_MAX = 2048 * 8
+
+
+class Ledger:
+    """Write side for the owner, read side for an heir."""
+
+    def __init__(self, fd: int) -> None:
+        self.header = _core.ArenaHeader(fd)
+
+    def write(self, record: Record) -> None:
+        """Everything but the reduction's progress and the micro-batches begun, which are written as they happen."""
+        header = self.header
+        header.iteration = record.iteration
+        header.dealt_replicas = sum(1 << r for r in record.dealt)
+        header.summed = record.summed
+        header.torn = not record.has_state
+        if record.commit is not None:
+            self._write_commit(record.commit)
+        if not record.begun:
+            header.set_done(b"")
+        header.reduction = 2 * record.segments_reduced
+        header.stage = int(record.stage)
+
+    def _write_commit(self, commit: CommitResult) -> None:
+        header = self.header
+        if header.has_commit and header.commit_iteration == commit.iteration:
+            return
+        header.has_commit = False
+        header.commit_iteration = commit.iteration
+        header.commit_tokens, header.commit_sumsq = commit.tokens, commit.sumsq
+        header.commit_found_inf, header.commit_loss_sum = commit.found_inf, commit.loss_sum
+        header.has_commit = True
+
+    def begin_step(self) -> None:
+        self.header.torn = True
+
+    def end_step(self, iteration: int, extra: bytes) -> None:
+        """The parameters now contain the step; the last word makes them usable."""
+        self.header.set_extra(extra)
+        self.header.iteration = iteration
+        self.header.summed = False
+        self.header.reduction = 0
+        self.header.dealt_replicas = 0
+        self.header.set_done(b"")
+        self.header.stage = int(Stage.IDLE)
+        self.header.torn = False
+
+    # ---------------------------------------------------------- reduction
+
+    def copying(self, segment: int) -> None:
+        """The staging area holds the complete result of this segment."""
+        self.header.reduction = 2 * segment + 1
+
+    def reduced(self, num_segments: int) -> None:
+        self.header.reduction = 2 * num_segments
+
+    @property
+    def segments_reduced(self) -> int:
+        return self.header.reduction // 2
+
+    @property
+    def open_copy(self) -> bool:
+        return bool(self.header.reduction % 2)
+
+    # ---------------------------------------------------------- micro-batches begun
+
+    def set_begun(self, micro_batches: Iterable[int]) -> None:
+        bits = bytearray()
+        for number in micro_batches:
+            if number >= len(bits) * 8:
+                bits.extend(bytes(number // 8 + 1 - len(bits)))
+            bits[number // 8] |= 1 << number % 8
+        self.header.set_done(bytes(bits))
+
+    def begun(self) -> set[int]:
+        bits = self.header.done()
+        return {8 * i + j for i, byte in enumerate(bits) for j in range(8) if byte >> j & 1}
+
+    # ---------------------------------------------------------- for an heir
+
+    def read(self, rank: Rank, num_segments: int) -> Record:
+        """The account of the predecessor. Its inside groups are unknown to the heir."""
+        header = self.header
+        dealt = tuple(r for r in range(64) if header.dealt_replicas >> r & 1)
+        commit = None
+        if header.has_commit:
+            commit = CommitResult(
+                header.commit_iteration, header.commit_tokens, header.commit_sumsq,
+                header.commit_found_inf, header.commit_loss_sum,
+            )  # fmt: skip
+        return Record(
+            rank=rank,
+            iteration=header.iteration,
+            stage=Stage(header.stage),
+            has_state=not header.torn,
+            begun=bool(dealt),
+            dealt=dealt,
+            done=tuple(sorted(self.begun())) if header.summed else (),
+            summed=bool(header.summed) and bool(dealt),
+            segments_reduced=min(self.segments_reduced, num_segments),
+            num_segments=num_segments,
+            commit=commit,
+        )

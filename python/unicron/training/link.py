@@ -1,0 +1,117 @@
+"""A worker's line to its agent: who am I, what is my role, plans as they come, reports out, arenas on request."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from typing import Any
+
+from unicron import _core
+from unicron.messages import (
+    ArenaGrant,
+    ArenaRequest,
+    FinishUnderstudies,
+    PublishEpoch,
+    WorkerHello,
+    WorkerWelcome,
+    decode,
+    encode,
+)
+from unicron.runtime import framing
+from unicron.types import EpochPlan, Rank
+
+CONNECT_MS_MAX = 10_000
+ANSWER_MS_MAX = 10_000
+SEND_MS_MAX = 5_000
+ARENA_MS_MAX = 20_000  # an adopter waits in it until the dead owner is gone
+
+_prefix = struct.Struct("<BQH")
+
+
+class AgentGone(RuntimeError):
+    """The agent does not answer."""
+
+
+def _without_prefix(payload: bytes) -> bytes:
+    _, _, touched = _prefix.unpack_from(payload)
+    return payload[_prefix.size + 4 * touched :]
+
+
+class WorkerLink:
+    """Made once per process, after the fork. `plan` is the newest one received."""
+
+    def __init__(self) -> None:
+        self.task = os.environ["UNICRON_TASK"]
+        self.worker = os.environ["UNICRON_WORKER"]
+        self._path = os.environ["UNICRON_AGENT"]
+        self.incarnation = int(os.environ.get("UNICRON_INCARNATION", "0"))
+        control = framing.connect(self._path, CONNECT_MS_MAX)
+        hello = WorkerHello(self.task, self.worker, self.incarnation, os.getpid())
+        framing.send_blocking(control, encode(hello))
+        payload, fds = framing.receive_blocking(control, ANSWER_MS_MAX)
+        welcome = decode(_without_prefix(payload))
+        if not isinstance(welcome, WorkerWelcome) or len(fds) != 1:
+            raise AgentGone(f"agent at {self._path} answered {type(welcome).__name__} with {len(fds)} descriptors")
+        self.welcome = welcome
+        self.pulse = _core.PulsePage(fds[0], welcome.pulse_slot)
+        os.close(fds[0])
+        control.setblocking(True)
+        self.monitor = _core.WorkerMonitor(control.detach(), self.pulse)
+        self.plan: EpochPlan | None = None
+        self.finished = False  # the task is done: an understudy leaves with exit code 0
+
+    def send(self, message: Any) -> None:
+        self.monitor.send(encode(message), SEND_MS_MAX)
+
+    def receive(self, timeout_ms: int) -> EpochPlan | None:
+        """Next frame, if there is one in time; the plan in it, if it is one."""
+        frame = self.monitor.next_frame(timeout_ms)
+        if frame is None:
+            return None
+        message = decode(frame)
+        if isinstance(message, PublishEpoch):
+            if self.plan is None or message.plan.epoch > self.plan.epoch:
+                self.plan = message.plan
+                return message.plan
+        elif isinstance(message, FinishUnderstudies):
+            self.finished = True
+        return None
+
+    def new_plans(self) -> list[EpochPlan]:
+        """Plans that arrived since the last call, without waiting for more than is announced already."""
+        plans = []
+        while self.monitor.newest_epoch() > (self.plan.epoch if self.plan else 0):
+            plan = self.receive(1_000)
+            if plan is not None:
+                plans.append(plan)
+        return plans
+
+    def wait_for_role(self) -> tuple[Rank, EpochPlan] | None:
+        """Until a plan names this worker; None when the task is finished. Bounded by the agent's life (EOF ends us)."""
+        while not self.finished:
+            if self.plan is not None:
+                mine = next((m for m in self.plan.members if m.worker == self.worker), None)
+                if mine is not None:
+                    return mine.rank, self.plan
+            self.receive(1_000)
+        return None
+
+    def request_arena(self, rank: Rank, nbytes: int, digest: str, *, adopt: bool) -> tuple[int, ArenaGrant]:
+        """(descriptor or -1, grant), on a connection of its own."""
+        with framing.connect(self._path, CONNECT_MS_MAX) as line:
+            request = ArenaRequest(self.task, self.worker, rank, nbytes, digest, adopt)
+            framing.send_blocking(line, encode(request))
+            payload, fds = framing.receive_blocking(line, ARENA_MS_MAX)
+        grant = decode(_without_prefix(payload))
+        if not isinstance(grant, ArenaGrant):
+            raise AgentGone(f"asked for an arena, got {type(grant).__name__}")
+        return (fds[0] if fds else -1), grant
+
+
+def now_ms() -> float:
+    return time.monotonic_ns() / 1e6
+
+
+__all__ = ["AgentGone", "WorkerLink", "now_ms", "socket"]

@@ -1,0 +1,198 @@
+"""A worker's training state in one arena: found once, moved once, adopted by one mmap.
+
+`StateMemory` lists every tensor of parameters, gradient buffers and optimizer state in an order that depends on
+structure only, moves all of their storages onto one page-aligned region over one memfd (MECHANICS 2, recipe O), and
+thereafter swaps the memfd under the region: a fresh one at the start, the dead predecessor's at adoption. No copy, no
+walk, 0.3 ms. On a GPU state is born in the arena instead (csrc/state, CUDA).
+
+Rejected: share_memory_() per tensor: /dev/shm is 64 MB in many containers and costs one descriptor a tensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from unicron import _core
+
+PAGE = 4096
+SCALARS = 4  # tokens, loss sum, loss count, spare: one more segment of the reduction
+
+
+def _pages(nbytes: int) -> int:
+    return (nbytes + PAGE - 1) // PAGE * PAGE
+
+
+def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The torch optimizers inside Megatron's wrappers (one, or several when chained)."""
+    if hasattr(optimizer, "chained_optimizers"):
+        return [inner for part in optimizer.chained_optimizers for inner in inner_optimizers(part)]
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return [inner] if isinstance(inner, torch.optim.Optimizer) else []
+
+
+def force_optimizer_state(optimizer: Any) -> None:
+    """Create AdamW's state now, all of it: Megatron's init_state_fn forgets `step`, and torch then raises KeyError."""
+    for inner in inner_optimizers(optimizer):
+        for group in inner.param_groups:
+            for param in group["params"]:
+                if inner.state[param]:
+                    continue
+                if isinstance(inner, (torch.optim.Adam, torch.optim.AdamW)):
+                    inner.state[param]["step"] = torch.tensor(0.0, dtype=torch.float32)
+                    inner.state[param]["exp_avg"] = torch.zeros_like(param.data)
+                    inner.state[param]["exp_avg_sq"] = torch.zeros_like(param.data)
+
+
+class StateMemory:
+    """The tensors of (model, optimizer) plus unicron's own staging and scalars, on one region."""
+
+    def __init__(self, model: Any, optimizer: Any, staging_bytes: int) -> None:
+        self.model, self.optimizer = model, optimizer
+        force_optimizer_state(optimizer)
+        self.staging = torch.zeros(staging_bytes, dtype=torch.uint8)
+        self.scalars = torch.zeros(SCALARS, dtype=torch.float64)
+        self.index = self._lay_out()
+        last, offset, nbytes = self.index[-1]
+        self.nbytes = offset + _pages(nbytes)
+        self.digest = hashlib.sha256(repr(self.index).encode()).hexdigest()[:32]
+        self.content_bytes = self.nbytes - _core.ARENA_HEADER_BYTES
+        self.fd = _core.create_arena(self.content_bytes)
+        self._region = torch.UntypedStorage.from_file(f"/proc/self/fd/{self.fd}", shared=True, nbytes=self.nbytes)
+        self._move()
+
+    # -------------------------------------------------------------- finding
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor), in an order that depends on structure only."""
+        for number, buffer in enumerate(self.model.buffers + self.model.expert_parallel_buffers):
+            yield f"buffer{number}.grad_data", buffer.grad_data
+            if buffer.param_data is not None:
+                yield f"buffer{number}.param_data", buffer.param_data
+        for name, param in self.model.named_parameters():
+            yield f"param.{name}", param.data
+        count = 0
+        for inner in inner_optimizers(self.optimizer):
+            for group in inner.param_groups:
+                for param in group["params"]:
+                    yield f"optimizer{count}.param", param.data
+                    for key in sorted(inner.state[param]):
+                        value = inner.state[param][key]
+                        if torch.is_tensor(value):
+                            yield f"optimizer{count}.{key}", value
+                    count += 1
+        yield "unicron.staging", self.staging
+        yield "unicron.scalars", self.scalars
+
+    def state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters and optimizer state only: what a rank without state fetches. Each storage once."""
+        seen: set[int] = set()
+        for name, tensor in self.tensors():
+            if name.endswith("grad_data") or name.startswith("unicron."):
+                continue
+            pointer = tensor.data_ptr()
+            if pointer not in seen:
+                seen.add(pointer)
+                yield name, tensor
+
+    def _lay_out(self) -> list[tuple[str, int, int]]:
+        index: list[tuple[str, int, int]] = []
+        self._offset_of: dict[int, tuple[int, int]] = {}
+        offset = _core.ARENA_HEADER_BYTES
+        for name, tensor in self.tensors():
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() in self._offset_of:
+                continue
+            self._offset_of[storage.data_ptr()] = (offset, storage.nbytes())
+            index.append((name, offset, storage.nbytes()))
+            offset += _pages(storage.nbytes())
+        return index
+
+    # -------------------------------------------------------------- moving, once
+
+    @torch.no_grad()
+    def _move(self) -> None:
+        base = self._region.data_ptr()
+        for pointer, (offset, nbytes) in self._offset_of.items():
+            ctypes.memmove(base + offset, pointer, nbytes)
+        for tensor in self._all_views():
+            self._repoint(tensor)
+        missed = [name for name, tensor in self.tensors() if not self._inside(tensor)]
+        missed += [
+            f"main_grad of {name}" for name, p in self.model.named_parameters()
+            if getattr(p, "main_grad", None) is not None and not self._inside(p.main_grad)
+        ]  # fmt: skip
+        if missed:
+            raise RuntimeError(f"state that could not be moved into the arena: {missed[:5]}")
+        del self._offset_of
+
+    def _all_views(self) -> list[torch.Tensor]:
+        """Every live tensor that may view a storage of the state. The gc walk happens here only, never at adoption."""
+        found: dict[int, torch.Tensor] = {}
+        candidates = [obj for obj in gc.get_objects() if isinstance(obj, torch.Tensor)]
+        candidates += [tensor for _, tensor in self.tensors()]
+        for buffer in self.model.buffers + self.model.expert_parallel_buffers:
+            candidates += [bucket.grad_data for bucket in buffer.buckets]
+            candidates += [b.param_data for b in buffer.buckets if b.param_data is not None]
+        for param in self.model.parameters():
+            if getattr(param, "main_grad", None) is not None:
+                candidates.append(param.main_grad)
+        candidates += [self.staging, self.scalars]
+        for inner in inner_optimizers(self.optimizer):
+            candidates += [v for state in inner.state.values() for v in state.values() if torch.is_tensor(v)]
+        for tensor in candidates:
+            found[id(tensor)] = tensor
+        return list(found.values())
+
+    def _repoint(self, tensor: torch.Tensor) -> None:
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            return  # sparse, fake or meta tensors have none
+        entry = self._offset_of.get(storage.data_ptr()) if storage.nbytes() else None
+        if entry is None or tensor.device.type != "cpu":
+            return
+        size = tensor.element_size()
+        view = torch.empty(0, dtype=tensor.dtype)
+        view.set_(self._region, entry[0] // size + tensor.storage_offset(), tensor.size(), tensor.stride())
+        tensor.data = view
+
+    def _inside(self, tensor: torch.Tensor) -> bool:
+        base = self._region.data_ptr()
+        return base <= tensor.data_ptr() < base + self.nbytes
+
+    # -------------------------------------------------------------- swapping the memory underneath
+
+    def move_to(self, fd: int) -> None:
+        """Go on in another arena, taking the present content along (a fresh arena from the agent)."""
+        target = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", shared=True, nbytes=self.nbytes)
+        skip = _core.ARENA_HEADER_BYTES
+        ctypes.memmove(target.data_ptr() + skip, self._region.data_ptr() + skip, self.nbytes - skip)
+        del target
+        self.adopt(fd)
+
+    def adopt(self, fd: int) -> None:
+        """Go on with the content of fd: the predecessor's state is now under every tensor."""
+        _core.map_fixed(self._region.data_ptr(), fd, self.nbytes)
+        os.close(self.fd)
+        self.fd = fd
+
+    def state_pieces(self, piece_bytes: int = 64 << 20) -> list[torch.Tensor]:
+        """Parameters and optimizer state as flat byte views of the region, for transfers."""
+        spans: list[tuple[int, int]] = []
+        for name, offset, nbytes in self.index:
+            if name.endswith("grad_data") or name.startswith("unicron."):
+                continue
+            end = offset + _pages(nbytes)
+            if spans and spans[-1][1] == offset:
+                spans[-1] = (spans[-1][0], end)
+            else:
+                spans.append((offset, end))
+        whole = torch.empty(0, dtype=torch.uint8).set_(self._region)  # type: ignore[call-overload]
+        return [p for start, end in spans for p in whole[start:end].split(piece_bytes)]

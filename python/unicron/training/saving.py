@@ -1,0 +1,44 @@
+"""When to save and from where to restore: the session's side of training/checkpoint.py.
+
+Saves name the number of committed steps, so the iteration to go on with is the name's own number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unicron.training import checkpoint
+
+CLOSE_S_MAX = 60.0
+
+
+class Saving:
+    def __init__(self, directory: str, every: int, model: Any, optimizer: Any, scheduler: Any) -> None:
+        self._state = (model, optimizer, scheduler)
+        self._every = every if directory else 0
+        self._saver = checkpoint.Saver(directory) if self._every else None
+
+    def save_if_due(self, iteration: int, epoch: int) -> bool:
+        """After the step of `iteration`. The epoch names this attempt: every rank of it computes the same tag."""
+        if self._saver is None or (iteration + 1) % self._every:
+            return False
+        self._saver.save(iteration + 1, *self._state, tag=f"e{epoch}")
+        return True
+
+    def poll(self) -> tuple[int, str] | None:
+        """(iteration, path) of a checkpoint that became complete since the last call."""
+        if self._saver is None:
+            return None
+        done = [r for r in self._saver.poll() if r.complete]
+        return (done[-1].iteration, str(done[-1].path)) if done else None
+
+    def finish(self) -> tuple[int, str] | None:
+        if self._saver is None:
+            return None
+        self._saver.close(CLOSE_S_MAX)
+        return self.poll()
+
+    def load(self, path: str) -> int:
+        """The iteration to go on with."""
+        model, optimizer, scheduler = self._state
+        return int(checkpoint.load(path, model, optimizer, scheduler)["iteration"])

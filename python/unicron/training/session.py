@@ -1,0 +1,306 @@
+"""join() and Session: a task's worker as its script sees it.
+
+Managed (an agent started this process): join() builds torch.distributed and megatron's parallel_state over stand-in
+groups for this worker's role, or for an understudy's guess; manage() moves the state into the arena and waits for the
+role; train_step() drives the healing machine. Unmanaged (plain torchrun or python): see unmanaged.py; the same script runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from unicron import _core
+from unicron.healing import actions as do
+from unicron.healing import events as on
+from unicron.healing.record import Record
+from unicron.messages import TEXT_CHARS_MAX, ExceptionRaised, Finished, Saved, WorkerReady
+from unicron.training import data as data_module
+from unicron.training import gradients, megatron_cpu
+from unicron.training.engine import Engine, Left
+from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
+from unicron.training.link import WorkerLink
+from unicron.training.memory import StateMemory
+from unicron.training.roles import RoleChanged
+from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """One committed iteration. loss is the token mean over the whole task; lr is the one the step used."""
+
+    iteration: int
+    loss: float
+    grad_norm: float
+    tokens: int
+    skipped: bool  # a non-finite gradient: parameters unchanged
+
+
+class NotManaged(RuntimeError):
+    """manage() was not called, or called twice."""
+
+
+class _Process:
+    """What survives a change of role inside one process: the line to the agent, and the role to build for."""
+
+    link: WorkerLink | None = None
+    rank: Rank = 0
+
+
+@contextlib.contextmanager
+def join(
+    *, tp: int = 1, pp: int = 1, micro_batch: int = 1, num_micro_batches: int = 0
+) -> Iterator[Any]:
+    """A role in a task, or an understudy's or joiner's wait for one.
+
+    The arguments are used only when nothing manages the script (plain torchrun): under unicron the task says them.
+    """
+    megatron_cpu.install()
+    if "UNICRON_AGENT" not in os.environ:
+        from unicron.training.unmanaged import UnmanagedSession
+
+        with UnmanagedSession(tp, pp, micro_batch, num_micro_batches) as unmanaged:
+            yield unmanaged
+        return
+    if _Process.link is None:
+        _Process.link = WorkerLink()
+        _Process.rank = _Process.link.welcome.rank
+    session = Session(_Process.link, _Process.rank)
+    try:
+        yield session
+    except (SystemExit, KeyboardInterrupt, RoleChanged):
+        raise
+    except Left as left:
+        print(f"unicron: this worker leaves: {left}", file=sys.stderr)
+        _leave(0)
+    except BaseException as error:
+        session.report_exception(error)
+        traceback.print_exc()
+        _leave(1)
+    session.finish()
+
+
+def _leave(code: int) -> None:
+    """End at once: an heir waits for this process to be gone, and interpreter teardown takes a tenth of a second."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class Session:
+    """See INTERFACES: layout, manage, iterations, train_step, expect, save_if_due."""
+
+    def __init__(self, link: WorkerLink, rank: Rank) -> None:
+        self._link, self.rank = link, rank
+        self.layout: Layout = link.welcome.layout
+        self._engine: Engine | None = None
+        self._model: Any = None
+        self._next: int | None = None
+        self._callbacks: list[Callable[..., None]] = []
+        self._reported = False
+        self._checkpoints: Any = None
+        link.pulse.advance(int(Stage.STARTING), 0, -1)
+        make_stand_ins(rank, self.layout)
+
+    @property
+    def managed(self) -> bool:
+        return True
+
+    # ------------------------------------------------------------------ build, wait, adopt
+
+    def manage(self, model: Any, optimizer: Any, scheduler: Any = None) -> None:
+        """Index the state, move it into an arena, take (or wait for) the role, agree with the others where to go on.
+
+        Raises PerTokenLossRequired, or ValueError for what cannot be managed.
+        """
+        if self._engine is not None:
+            raise NotManaged("manage() was called twice")
+        model = single_chunk(model)
+        staging = gradients.staging_bytes(model)
+        memory = StateMemory(model, optimizer, staging)
+        groups = Groups(self.rank, self.layout, self._link.monitor)
+        groups.adopt_handles([model, optimizer, getattr(model, "config", None)])
+        plan = self._take_role()
+        engine = Engine(self._link, self.rank, self.layout, model, optimizer, scheduler, memory, groups)
+        engine.on_reduced = self._callbacks
+        self._engine, self._model = engine, model
+        record = self._take_arena(engine, plan)
+        self._make_checkpoints(engine, model, optimizer, scheduler)
+        self._first = on.Joined(plan, record)
+
+    def _take_role(self) -> EpochPlan:
+        link = self._link
+        waiting = link.welcome.waiting
+        link.pulse.advance(int(Stage.WAITING), 0, -1)
+        link.send(WorkerReady(link.worker, self.rank, waiting))
+        role = link.wait_for_role()
+        if role is None:
+            link.pulse.advance(int(Stage.DONE), 0, -1)
+            _leave(0)
+        rank, plan = role  # type: ignore[misc]
+        if rank != self.rank:
+            _Process.rank = rank
+            drop_stand_ins()
+            raise RoleChanged(f"built for rank {self.rank}, now rank {rank}")
+        return plan
+
+    def _take_arena(self, engine: Engine, plan: EpochPlan) -> Record:
+        """Own arena of the role's last holder if this is a replacement; else a fresh one."""
+        memory, rank = engine.memory, self.rank
+        num_segments = len(engine.gradients.segments)
+        if plan.kind is PlanKind.REPLACE:
+            fd, grant = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=True)
+            if grant.adopted:
+                refused = _core.ArenaHeader(fd).check(memory.digest, memory.content_bytes)
+                if not refused:
+                    return self._adopt(engine, fd, num_segments)
+                print(f"unicron: the role's last arena cannot be used: {refused}", file=sys.stderr)
+            if fd >= 0:
+                os.close(fd)
+        fd, grant = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=False)
+        if fd < 0:
+            raise RuntimeError(f"the agent gave no arena: {grant.refused}")
+        _core.ArenaHeader(fd).format(memory.digest, memory.content_bytes)
+        memory.move_to(fd)
+        engine.ledger = type(engine.ledger)(memory.fd)
+        fresh = plan.kind is PlanKind.START
+        if not fresh:
+            engine.ledger.begin_step()
+        return Record(rank, 0, Stage.STARTING, has_state=fresh, num_segments=num_segments)
+
+    def _adopt(self, engine: Engine, fd: int, num_segments: int) -> Record:
+        engine.memory.adopt(fd)
+        engine.ledger = type(engine.ledger)(engine.memory.fd)
+        engine.gradients.finish_open_copy(engine.ledger)
+        record = engine.ledger.read(self.rank, num_segments)
+        if record.has_state:
+            engine.stepper.load_extra(engine.ledger.header.extra())
+            engine.account.state_source = "own_arena"
+        return record
+
+    # ------------------------------------------------------------------ the loop
+
+    def iterations(self, count: int) -> Iterator[int]:
+        """Iteration numbers from where the task stands up to count - 1."""
+        engine = self._require_engine()
+        ready = engine.run(self._first)
+        assert isinstance(ready, do.Ready)
+        self._next = ready.iteration
+        while self._next < count:
+            yield self._next
+            if self._link.finished:
+                break
+
+    def train_step(self, iteration: int, forward_step: Any, dataset: Any) -> Metrics:
+        """One optimizer step. forward_step: Megatron's; dataset(iteration, micro_batch) -> batch, or a map-style one."""
+        engine = self._require_engine()
+        if iteration != self._next:
+            raise ValueError(f"train_step({iteration}): session.iterations() is at {self._next}")
+        engine.forward_step = forward_step
+        engine.dataset = data_module.addressed(
+            dataset, self.layout.micro_batch, self.layout.num_micro_batches
+        )
+        try:
+            end = engine.run(on.IterationBegun(iteration))
+        except Exception as error:
+            self.report_exception(error)
+            raise
+        assert isinstance(end, do.EndIteration)
+        if end.healed:
+            engine.account.healed(iteration)
+        self._next = iteration + 1
+        commit = end.commit
+        tokens = max(commit.tokens, 1.0)
+        return Metrics(
+            iteration, commit.loss_sum / tokens, engine.stepper.grad_norm, int(commit.tokens),
+            bool(commit.found_inf),
+        )  # fmt: skip
+
+    def on_reduced(self, callback: Callable[..., None]) -> None:
+        """callback(iteration, flat gradient buffers), after the reduction and before scaling."""
+        self._callbacks.append(callback)
+
+    @contextlib.contextmanager
+    def expect(self, what: str, seconds: float) -> Iterator[None]:
+        """The script is about to do something long: evaluation, export. Progress is judged by this budget meanwhile."""
+        pulse = self._link.pulse
+        pulse.advance(int(Stage.EVALUATE), self._next or 0, int(seconds))
+        try:
+            yield
+        finally:
+            pulse.advance(int(Stage.IDLE), self._next or 0, -1)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _make_checkpoints(self, engine: Engine, model: Any, optimizer: Any, scheduler: Any) -> None:
+        from unicron.training.saving import Saving
+
+        welcome = self._link.welcome
+        self._checkpoints = Saving(welcome.checkpoint_dir, welcome.checkpoint_every, model, optimizer, scheduler)
+        engine.load_checkpoint = self._checkpoints.load
+
+    def save_if_due(self, iteration: int) -> bool:
+        """Start a checkpoint if the task asks for one here; it is written while training goes on."""
+        engine = self._require_engine()
+        finished = self._checkpoints.poll()
+        if finished is not None and self.rank == min(engine.machine.plan.ranks if engine.machine.plan else (0,)):
+            self._link.send(Saved(self._link.worker, self.rank, finished[0], finished[1]))
+        epoch = engine.machine.plan.epoch if engine.machine.plan else 0
+        return bool(self._checkpoints.save_if_due(iteration, epoch))
+
+    # ------------------------------------------------------------------ ends
+
+    def report_exception(self, error: BaseException) -> None:
+        """Tell the agent before the process unwinds. Once."""
+        if self._reported:
+            return
+        self._reported = True
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        pulse, link = self._link.pulse, self._link
+        text = "".join(traceback.format_exception(error))[-TEXT_CHARS_MAX:]
+        epoch = link.plan.epoch if link.plan else 0
+        with contextlib.suppress(_core.UnicronError):
+            link.send(
+                ExceptionRaised(
+                    link.worker, self.rank, epoch, pulse.iteration, pulse.micro_batch, Stage(pulse.stage),
+                    type(error).__name__, text, where, _core.monotonic_ns(),
+                )
+            )  # fmt: skip
+
+    def finish(self) -> None:
+        if self._engine is None:
+            return
+        if self._checkpoints is not None:
+            finished = self._checkpoints.finish()
+            if finished is not None:
+                self._link.send(Saved(self._link.worker, self.rank, finished[0], finished[1]))
+        self._link.pulse.advance(int(Stage.DONE), self._next or 0, -1)
+        self._link.send(Finished(self._link.worker, self.rank))
+        self._engine.close()
+        sys.stdout.flush()
+
+    def _require_engine(self) -> Engine:
+        if self._engine is None:
+            raise NotManaged("call session.manage(model, optimizer, scheduler) first")
+        return self._engine
+
+
+def single_chunk(model: Any) -> Any:
+    if isinstance(model, (list, tuple)):
+        if len(model) != 1:
+            raise ValueError(
+                f"{len(model)} model chunks: interleaved pipelines are not supported; use one chunk a stage"
+            )
+        return model[0]
+    if not hasattr(model, "buffers") or callable(model.buffers):
+        raise ValueError(
+            "model must be wrapped in megatron.core.distributed.DistributedDataParallel: its flat gradient "
+            "buffers are what unicron reduces"
+        )
+    return model

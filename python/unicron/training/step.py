@@ -1,0 +1,93 @@
+"""The optimizer's step from a commit's result: no collective in it, so who has the result rolls forward alone.
+
+The gradient is scaled once, by clip coefficient over token count. Python-side state (scheduler, learning rate) is not in
+tensors; it travels as a small MessagePack in the arena's header.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from unicron.healing.record import CommitResult
+from unicron.training.gradients import Gradients
+from unicron.training.memory import inner_optimizers
+from unicron.types import Layout
+
+EXTRA_BYTES_MAX = 1024
+
+
+class ExtraStateTooLarge(ValueError):
+    pass
+
+
+class Stepper:
+    def __init__(self, optimizer: Any, scheduler: Any, layout: Layout, gradients: Gradients) -> None:
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.layout, self.gradients = layout, gradients
+        config = getattr(optimizer, "config", None)
+        self.clip = float(getattr(config, "clip_grad", 0.0) or 0.0)
+        self.grad_norm = 0.0
+
+    def zero_grad(self) -> None:
+        """Without this param.grad stays main_grad and the first micro-batch is added twice (MECHANICS 2.3)."""
+        self.optimizer.zero_grad()
+
+    def step(self, commit: CommitResult, half_way: Callable[[], None]) -> None:
+        """half_way is called when some parameters are written and others are not (fault point)."""
+        tokens = max(commit.tokens, 1.0)
+        self.grad_norm = math.sqrt(max(commit.sumsq, 0.0)) / tokens
+        if commit.found_inf:
+            self.grad_norm = math.inf
+            half_way()
+        else:
+            factor = 1.0 / tokens
+            if self.clip > 0.0 and self.grad_norm > self.clip:
+                factor *= self.clip / (self.grad_norm + 1e-6)
+            self.gradients.scale(factor)
+            self.optimizer.prepare_grads()
+            half_way()
+            self.optimizer.step_with_ready_grads()
+        if self.scheduler is not None:
+            self._advance_scheduler()
+
+    def _advance_scheduler(self) -> None:
+        samples = self.layout.num_micro_batches * self.layout.micro_batch
+        if hasattr(self.scheduler, "num_steps"):  # Megatron's OptimizerParamScheduler counts samples
+            self.scheduler.step(increment=samples)
+        else:
+            self.scheduler.step()
+
+    # ---------------------------------------------------------- python-side state
+
+    def extra_state(self) -> bytes:
+        state: dict[str, Any] = {"lr": [g.get("lr") for o in inner_optimizers(self.optimizer) for g in o.param_groups]}
+        if self.scheduler is not None:
+            plain = (int, float, bool, str, type(None))
+            state["scheduler"] = {
+                k: v for k, v in self.scheduler.state_dict().items()
+                if isinstance(v, plain) or (isinstance(v, list) and all(isinstance(x, plain) for x in v))
+            }  # fmt: skip
+        data = msgspec.msgpack.encode(state)
+        if len(data) > EXTRA_BYTES_MAX:
+            raise ExtraStateTooLarge(f"scheduler state is {len(data)} bytes, the arena's header holds {EXTRA_BYTES_MAX}")
+        return data
+
+    def load_extra(self, data: bytes) -> None:
+        data = data.rstrip(b"\xc1")  # never used by MessagePack: padding of extra_tensor
+        if not data:
+            return
+        state = msgspec.msgpack.decode(data)
+        if self.scheduler is not None and "scheduler" in state:
+            self.scheduler.load_state_dict({**self.scheduler.state_dict(), **state["scheduler"]})
+        groups = [g for o in inner_optimizers(self.optimizer) for g in o.param_groups]
+        for group, lr in zip(groups, state["lr"], strict=True):
+            group["lr"] = lr
+
+    def extra_tensor(self) -> torch.Tensor:
+        """extra_state padded to a fixed size, to be sent to a rank without state."""
+        return torch.frombuffer(bytearray(self.extra_state().ljust(EXTRA_BYTES_MAX, b"\xc1")), dtype=torch.uint8)
