@@ -32,6 +32,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+
 from unicron.training import checkpoint_parts as parts
 
 LATEST = "latest_checkpointed_iteration.txt"
