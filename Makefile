@@ -2,8 +2,8 @@
 #
 #   make demo         a real GPT trained while its workers are killed (all scenarios, layout 1,1,4)
 #   make test         check, then all tests            make check        lint, types, tidy, formatting
-#   make sim          the simulator, 300 seeds         make matrix       every case, resumable, results in results/matrix
-#   make bench        all measurements                 make test-latest  Python 3.12, newest megatron-core (6 GB of disk)
+#   make sim          the simulator, 300 seeds         make matrix       every case, resumable, into results/matrix
+#   make bench        all measurements                 make test-latest  Python 3.12, newest megatron-core (6 GB)
 #   make clean        remove what these made
 #
 # PYTHON=... chooses the interpreter, PYTEST_ARGS=... goes to pytest, UNICRON_CUDA=AUTO|ON|OFF to the build.

@@ -22,8 +22,8 @@ class PulsePage:
 
     def __init__(self, fd: int, slot: int) -> None: ...
     def reset(self) -> None:
-        """Agent: prepare the page for a new worker (mutex re-initialised, fields zeroed). Raises UnicronError while a living
-        process holds the mutex; unwatch() first."""
+        """Agent: prepare the page for a new worker (mutex re-initialised, fields zeroed). unwatch() it
+        first. Raises UnicronError while a living process holds the mutex."""
 
     # worker side
     def advance(self, stage: int, iteration: int, micro_batch: int) -> None:
@@ -69,7 +69,8 @@ class PulsePage:
 
 @final
 class WorkerMonitor:
-    """Inside a worker: native threads that hold the robust mutex, beat, read the agent's frames and end stuck collectives.
+    """Inside a worker: native threads that hold the robust mutex, beat, read the agent's frames and end stuck
+    collectives.
 
     When the agent's connection ends, the process ends at once (_exit 75): a worker must not outlive its keeper unseen.
     """
@@ -102,15 +103,16 @@ class WorkerMonitor:
 
 @final
 class Supervisor:
-    """In the agent: one native thread waits on the robust mutexes of all workers (futex_waitv; Linux < 5.16: one thread each)."""
+    """In the agent: one native thread waits on the robust mutexes of up to 127 workers (futex_waitv; Linux < 5.16: one
+    thread each). A clean exit is a death too."""
 
     def __init__(self) -> None: ...
     def fileno(self) -> int:
         """An eventfd, readable when take_deaths() has something."""
 
     def watch(self, pulse: PulsePage, slot: int) -> None:
-        """Until its death, which ends the watch, or unwatch(). The worker need not exist yet. A page whose last owner died
-        is reported at once: reset() it for a new one."""
+        """Until its death, which ends the watch, or unwatch(). The worker need not exist yet. A page whose last owner
+        died is reported at once: reset() it for a new one."""
 
     def unwatch(self, slot: int) -> None:
         """Also drops a death that was not taken yet. A slot that is not watched is no error."""

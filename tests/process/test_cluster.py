@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import closed_incident, eventually, plain_job, running
 
+from clusters import closed_incident, eventually, plain_job, running
 from unicron.runtime import processes
 from unicron.runtime.client import CoordinatorRefused
 from unicron.runtime.local_cluster import ClusterProblem, LocalCluster
@@ -31,9 +31,7 @@ def test_a_task_runs_to_its_end(cluster: LocalCluster, tmp_path: Path) -> None:
     eventually(lambda: cluster.workers(task) == [])
 
 
-def test_a_killed_worker_is_replaced_and_its_arena_adopted(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_a_killed_worker_is_replaced_and_its_arena_adopted(cluster: LocalCluster, tmp_path: Path) -> None:
     task = cluster.submit(plain_job("t", tmp_path))
     running(cluster, task)
     victim = cluster.member(task, 1)
@@ -81,9 +79,7 @@ def test_an_exception_heals_and_is_fatal_the_second_time_at_the_same_place(
     assert second["iteration"] == 100 and second["log"].endswith("/0/stderr.log")
 
 
-def test_a_lost_node_shrinks_the_task_and_its_return_grows_it(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_a_lost_node_shrinks_the_task_and_its_return_grows_it(cluster: LocalCluster, tmp_path: Path) -> None:
     task = cluster.submit(plain_job("t", tmp_path, iterations=2000))
     running(cluster, task)
     cluster.kill_agent("n1")
@@ -97,9 +93,7 @@ def test_a_lost_node_shrinks_the_task_and_its_return_grows_it(
     assert cluster.wait(task, 20)["cause"] == "cancelled"
 
 
-def test_an_agent_killed_alone_takes_its_workers_with_it(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_an_agent_killed_alone_takes_its_workers_with_it(cluster: LocalCluster, tmp_path: Path) -> None:
     task = cluster.submit(plain_job("t", tmp_path, iterations=2000))
     running(cluster, task)
     mine = [w.pid for w in cluster.workers(task) if w.node == "n0"]
@@ -128,9 +122,7 @@ def test_training_goes_on_without_a_coordinator_which_finds_its_task_again(
     assert cluster.wait(task, 20)["incidents"] == 0
 
 
-def test_a_death_while_the_coordinator_is_away_is_healed_on_its_return(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_a_death_while_the_coordinator_is_away_is_healed_on_its_return(cluster: LocalCluster, tmp_path: Path) -> None:
     task = cluster.submit(plain_job("t", tmp_path, iterations=2000))
     running(cluster, task)
     victim = cluster.member(task, 0)

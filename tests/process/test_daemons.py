@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import zmq
-from conftest import eventually, plain_job, running
 
+from clusters import eventually, plain_job, running
 from unicron.messages import (
     MESSAGE_BYTES_MAX,
     AgentHeartbeat,
@@ -37,9 +35,7 @@ from unicron.runtime.zap import call_curve
 pytestmark = pytest.mark.timeout(60)
 
 
-def daemon(
-    module: str, settings: msgspec.Struct, directory: Path
-) -> subprocess.CompletedProcess[str]:
+def daemon(module: str, settings: msgspec.Struct, directory: Path) -> subprocess.CompletedProcess[str]:
     """Run one that is expected to end by itself."""
     config = directory / f"{module}.json"
     config.write_bytes(msgspec.json.encode(settings))
@@ -57,9 +53,7 @@ def raw_socket(cluster: LocalCluster, role: str) -> zmq.Socket[bytes]:
     return dealer
 
 
-def test_messages_that_are_none_do_not_hurt_the_coordinator(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_messages_that_are_none_do_not_hurt_the_coordinator(cluster: LocalCluster, tmp_path: Path) -> None:
     task = cluster.submit(plain_job("t", tmp_path, iterations=2000))
     running(cluster, task)
     good = encode(Request("ps"))
@@ -182,21 +176,24 @@ def test_missing_or_open_keys_are_named(tmp_path: Path) -> None:
     assert ended.returncode == 1 and "chmod 600" in ended.stderr
 
 
-def test_a_full_disk_stops_the_deciding_and_nothing_else(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
-    task = cluster.submit(plain_job("t", tmp_path, iterations=3000))
+def test_a_full_disk_stops_the_deciding_and_nothing_else(cluster: LocalCluster, tmp_path: Path) -> None:
+    task = cluster.submit(plain_job("t", tmp_path, iterations=4000))
     running(cluster, task)
     pids = {w.pid for w in cluster.workers(task)}
     cluster.kill_coordinator()
-    config: dict[str, Any] = json.loads((cluster.directory / "coordinator.json").read_text())
-    size = (cluster.directory / "journal.db").stat().st_size // 4096
-    full = CoordinatorSettings(**{**config, "machine": cluster._coordinator_config})
-    full = msgspec.structs.replace(full, journal_pages_max=max(size, 1))
-    ended = daemon("coordinator_process", full, tmp_path)
-    assert ended.returncode == 74, ended.stderr
-    assert "no space for the journal" in ended.stderr and "training goes on" in ended.stderr
-    cluster.start_coordinator()  # space again
+    cluster.journal_pages_max = 8
+    cluster.start_coordinator()
+    running(cluster, task)
+    for number in range(20):  # nodes that join are decisions on the disk
+        agent = raw_socket(cluster, "agent")
+        agent.send(encode(AgentHello(f"x{number}", 1, 1, 0, "tcp://127.0.0.1:1", "k" * 3000)))
+        agent.poll(200)
+        agent.close(0)
+    assert cluster.wait_for_coordinator(10) == 74
+    said = (cluster.log_dir / "coordinator.err").read_text()
+    assert "no space for the journal" in said and "training goes on" in said
+    cluster.journal_pages_max = 0  # space again
+    cluster.start_coordinator()
     running(cluster, task, 50)
     assert {w.pid for w in cluster.workers(task)} == pids
     assert cluster.incidents(task) == []

@@ -43,9 +43,7 @@ class Client:
         self.socket = framing.connect(path, 20_000)
         self.work = work
 
-    def fork(
-        self, script: str, *arguments: str, worker: str = "w", env: dict[str, str] | None = None
-    ) -> int:
+    def fork(self, script: str, *arguments: str, worker: str = "w", env: dict[str, str] | None = None) -> int:
         path = self.work / f"{worker}.py"
         path.write_text(script)
         logs = self.work / "log" / worker
@@ -176,9 +174,7 @@ def test_stop_continue_kill_are_reported(client: Client) -> None:
 
 def test_what_a_worker_started_ends_with_it(client: Client) -> None:
     pid = client.fork(
-        "import subprocess, time\n"
-        "print(subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "import subprocess, time\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\ntime.sleep(60)\n"
     )
     assert eventually(lambda: client.log().strip() != "")
     grandchild = int(client.log())
@@ -231,9 +227,7 @@ def test_an_agents_end_is_its_workers_end(
     os.kill(mine, signal.SIGKILL)
 
 
-def test_garbage_ends_only_its_own_connection(
-    template: tuple[subprocess.Popen[bytes], Path], client: Client
-) -> None:
+def test_garbage_ends_only_its_own_connection(template: tuple[subprocess.Popen[bytes], Path], client: Client) -> None:
     for garbage in (
         b"\xff\xff\xff\xff",
         framing.pack(b"\x09"),
@@ -255,5 +249,5 @@ def test_workers_die_with_a_killed_template(tmp_path: Path) -> None:
     process.kill()
     process.wait(10)
     assert eventually(lambda: gone(pid))
-    with pytest.raises((framing.PeerClosed, socket.error)):
+    with pytest.raises((framing.PeerClosed, socket.error)), client.socket:
         client.next()

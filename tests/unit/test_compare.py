@@ -273,6 +273,13 @@ def test_a_resized_run_passes_within_4_eps(tmp_path, reference):
     assert 0.5 * judge.EPS < result["gradient"]["healed_max_rel_diff"] <= 4 * judge.EPS
 
 
+def test_the_first_differing_iteration_counts_whatever_the_incident_says(tmp_path, reference):
+    late = incident(**NODE_LOST, iteration=HIT + 3)
+    folder = resized(tmp_path, factor=8.0)
+    said = reasons(folder, reference, name="node-lost", incidents=[late])
+    assert "the gradient differs by 8.00 eps" in said
+
+
 def test_a_resized_run_beyond_4_eps(tmp_path, reference):
     folder = resized(tmp_path, factor=8.0)
     said = reasons(folder, reference, name="node-lost", incidents=[incident(**NODE_LOST)])

@@ -65,6 +65,16 @@ def test_the_rng_tracker_forks_the_one_generator():
     assert torch.equal(first, torch.rand(3)) and not torch.equal(first, second)
 
 
+def test_a_fork_that_uses_its_generator_is_not_warned_about(caplog):
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+
+    tracker = CudaRNGStatesTracker()
+    tracker.add("model-parallel-rng", 5)
+    with tracker.fork():
+        torch.rand(1)
+    assert not caplog.records
+
+
 def test_cuda_methods_and_streams_do_nothing():
     tensor, module = torch.ones(1), torch.nn.Linear(1, 1)
     assert tensor.cuda() is tensor and module.cuda() is module
@@ -72,6 +82,7 @@ def test_cuda_methods_and_streams_do_nothing():
     torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of megatron-core's model code
 def test_the_demo_model_trains_in_one_process():
     """The whole path once: schedule, DDP buffers, clip, step; the loss falls."""
     import torch.distributed as dist

@@ -14,6 +14,7 @@ import sys
 # verb -> (module, what it does)
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("unicron.cli.run", "one task on this machine, in the place of torchrun"),
+    "demo": ("unicron.cli.demo", "train a real GPT, break it, compare with an undisturbed run"),
     "coordinator": ("unicron.cli.coordinator", "a cluster's decider"),
     "agent": ("unicron.cli.agent", "a node's supervisor"),
     "submit": ("unicron.cli.submit", "give a job to the cluster"),

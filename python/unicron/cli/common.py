@@ -27,9 +27,7 @@ KNOWN_PROBLEMS = (
 )
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
-Coordinator = Annotated[
-    str, typer.Option(help="host:port; default UNICRON_COORDINATOR, else 127.0.0.1:7070.")
-]
+Coordinator = Annotated[str, typer.Option(help="host:port; default UNICRON_COORDINATOR, else the local one.")]
 Keys = Annotated[str, typer.Option(help="Key directory; default UNICRON_KEYS, else ./keys.")]
 
 
@@ -76,9 +74,7 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def print_table(
-    rows: Iterable[dict[str, Any]], columns: Sequence[str], empty: str, title: str = ""
-) -> None:
+def print_table(rows: Iterable[dict[str, Any]], columns: Sequence[str], empty: str, title: str = "") -> None:
     from rich.console import Console
     from rich.table import Table
 

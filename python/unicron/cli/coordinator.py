@@ -14,7 +14,7 @@ def main(
 ) -> int:
     """A cluster's decider. It may die and come back: its journal tells it what it had decided.
 
-    Example: unicron keys keys && echo 'listen: 0.0.0.0:7070' > c.yaml && unicron coordinator c.yaml
+    Example: unicron coordinator cluster.yaml
     """
     from unicron.runtime import logs
     from unicron.runtime.coordinator_process import CoordinatorProcess, CoordinatorSettings

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from unicron.cli.common import Json, Problem, print_json
 
 OPTIMIZERS = ("plain",)
@@ -17,12 +18,8 @@ RECOVERIES = ("in-order",)
 
 
 def main(
-    scenario: Annotated[
-        str, typer.Option(help="A scenario's name, several with commas, or all.")
-    ] = "all",
-    iterations: Annotated[
-        int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)
-    ] = 40,
+    scenario: Annotated[str, typer.Option(help="A scenario's name, several with commas, or all.")] = "all",
+    iterations: Annotated[int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)] = 40,
     layout: Annotated[str, typer.Option(help="tp,pp,dp")] = "1,1,4",
     optimizer: Annotated[str, typer.Option(help=" | ".join(OPTIMIZERS))] = "plain",
     recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",
@@ -30,21 +27,20 @@ def main(
     seed: Annotated[int, typer.Option(help="Of random-kills.")] = 0,
     report: Annotated[str, typer.Option(help="Folder of runs, logs and picture.")] = "unicron-demo",
     keep: Annotated[bool, typer.Option("--keep", help="Keep gradients and weights.")] = False,
-    unmanaged: Annotated[
-        bool, typer.Option(help="Also run the script without unicron, for its speed.")
-    ] = True,
+    unmanaged: Annotated[bool, typer.Option(help="Also run the script without unicron, for its speed.")] = True,
     json: Json = False,
 ) -> int:
     """Train a real megatron-core GPT on a small local cluster, break it, and compare.
 
     Example: unicron demo --scenario kill-compute --layout 1,2,2
     """
+    from unicron.runtime.local_cluster import ClusterProblem
+
     from unicron.demo import report as reporting
     from unicron.demo import scenarios
     from unicron.demo.progress import Progress
     from unicron.demo.runner import Options, Suite, layout_of
     from unicron.demo.watch import WatchProblem
-    from unicron.runtime.local_cluster import ClusterProblem
 
     _refuse("optimizer", optimizer, OPTIMIZERS)
     _refuse("recovery", recovery, RECOVERIES)

@@ -11,9 +11,7 @@ from unicron.cli.common import Json, print_json
 
 
 def main(
-    directory: Annotated[Path, typer.Argument(help="Where to put them (made, 0700).")] = Path(
-        "keys"
-    ),
+    directory: Annotated[Path, typer.Argument(help="Where to put them (made, 0700).")] = Path("keys"),
     replace: Annotated[
         bool, typer.Option(help="Make new ones over existing ones: everybody needs them again.")
     ] = False,

@@ -19,9 +19,7 @@ def main(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the logs grow.")] = False,
     rank: Annotated[int, typer.Option(help="Only this rank; -1: all.")] = -1,
     stream: Annotated[str, typer.Option(help="stdout, stderr or both.")] = "both",
-    log_dir: Annotated[
-        str, typer.Option(help="Where they are; else the coordinator is asked.")
-    ] = "",
+    log_dir: Annotated[str, typer.Option(help="Where they are; else the coordinator is asked.")] = "",
     coordinator: Coordinator = "",
     keys: Keys = "",
     json: Json = False,

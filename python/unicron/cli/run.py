@@ -21,9 +21,7 @@ HINT = (
 
 def main(
     script: Annotated[list[str], typer.Argument(help="SCRIPT ARGS… or, with -m, MODULE ARGS…")],
-    agents: Annotated[
-        int, typer.Option("--agents", "--nnodes", min=1, help="As if so many nodes.")
-    ] = 1,
+    agents: Annotated[int, typer.Option("--agents", "--nnodes", min=1, help="As if so many nodes.")] = 1,
     nproc_per_node: Annotated[
         str, typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers a node, or auto.")
     ] = "1",
@@ -33,21 +31,15 @@ def main(
     log_dir: Annotated[str, typer.Option("--log-dir", "--log_dir")] = "unicron-logs",
     tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline-parallel size.")] = 1,
-    micro_batches: Annotated[
-        int, typer.Option(help="Of one iteration, for the whole task; default 4 a replica.")
-    ] = 0,
+    micro_batches: Annotated[int, typer.Option(help="Of one iteration, for the whole task; default 4 a replica.")] = 0,
     micro_batch: Annotated[int, typer.Option(help="Samples in one.")] = 1,
     checkpoint_dir: Annotated[str, typer.Option()] = "",
     checkpoint_every: Annotated[int, typer.Option(help="Iterations; 0: never.")] = 0,
-    stopped_grace: Annotated[
-        float, typer.Option(help="Seconds a stopped worker is given before it is ended.")
-    ] = 5.0,
+    stopped_grace: Annotated[float, typer.Option(help="Seconds a stopped worker is given before it is ended.")] = 5.0,
     max_restarts: Annotated[int, typer.Option("--max-restarts", "--max_restarts")] = 10,
     name: Annotated[str, typer.Option(help="Of the task; default the script's.")] = "",
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module.")] = False,
-    managed: Annotated[
-        bool | None, typer.Option(help="Does the script call unicron.join()? Default: look.")
-    ] = None,
+    managed: Annotated[bool | None, typer.Option(help="Does the script call unicron.join()? Default: look.")] = None,
     imports: Annotated[
         str, typer.Option("--import", help="Imported once, before workers are forked.")
     ] = "torch,megatron.core,unicron.training",
@@ -108,9 +100,7 @@ def _run(job: Any, agents: int, slots: int, imports: str, *, quiet: bool, json: 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupted)
     logs = Path(job.log_dir)
-    cluster = LocalCluster(
-        agents, slots, job.understudies, imports=imports, log_dir=logs / ".unicron"
-    )
+    cluster = LocalCluster(agents, slots, job.understudies, imports=imports, log_dir=logs / ".unicron")
     view = RunView(logs / job.name, quiet=quiet, to_stderr=json)
     try:
         view.say("starting")

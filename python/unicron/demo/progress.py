@@ -5,6 +5,7 @@ so that a log of the demo can be read too. Everything goes to stderr: stdout is 
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -12,14 +13,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+WIDTH = 160  # where no terminal says how wide it is
 LINE_EVERY = 10  # iterations, where nothing can be redrawn
+
+
+def make_console() -> Console:
+    width = None if sys.stderr.isatty() else WIDTH
+    return Console(stderr=True, highlight=False, soft_wrap=True, width=width)
 
 
 class Progress:
     """The watch's listener and the suite's narrator."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = console or make_console()
         self._status: Status | None = None
         self._name, self._total = "", 0
         self._iteration, self._loss = -1, 0.0

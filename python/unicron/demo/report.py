@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
 from unicron.demo.runner import Outcome
 
 PICTURE = "loss.png"
 COLUMNS_MAX = 4
-TABLE_WIDTH = 160  # where nobody says how wide the screen is
 INK, REFERENCE, DISTURBED, MARK = "#222222", "#9aa5b1", "#1f5fbf", "#c2382b"
 
 
@@ -129,8 +129,7 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
 def show(outcomes: Sequence[Outcome], folder: Path, console: Console) -> None:
     """Table, reasons, picture and last line."""
     results = [outcome.result for outcome in outcomes]
-    width = console.width if console.is_terminal else TABLE_WIDTH
-    console.print(table(results), width=width, soft_wrap=False)
+    console.print(table(results), soft_wrap=False)
     for result in results:
         for reason in result["reasons"]:
             console.print(f"{result['scenario']}: {reason}", markup=False)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from unicron.types import Rank
 
 _GRADIENT = re.compile(r"gradient_(\d+)_(\d+)\.npy")

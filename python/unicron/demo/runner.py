@@ -8,13 +8,14 @@ replaced by a new one, and the scenario's verdict says so."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,9 @@ class Suite:
         if self._measure_unmanaged:
             self._measure_unmanaged = False
             self._unmanaged_ms = self._run_unmanaged()
-        self._progress.begins(scenario.name, scenario.says, scenario.iterations + scenario.extra)
-        run, seen, left, problem = self._carry_out(scenario)
+        extra = extra_iterations(scenario, compare.median_ms(reference))
+        self._progress.begins(scenario.name, scenario.says, scenario.iterations + extra)
+        run, seen, left, problem = self._carry_out(scenario, extra)
         setting = compare.Setting(
             self._options.layout,
             managed_median_ms=compare.median_ms(reference),
@@ -131,7 +133,7 @@ class Suite:
             iterations=iterations,
         )
         self._progress.begins(undisturbed.name, undisturbed.says, iterations)
-        run, seen, _, problem = self._carry_out(undisturbed, magnitudes=True)
+        run, seen, _, problem = self._carry_out(undisturbed, 0, magnitudes=True)
         if problem or seen.view.get("phase") != "done" or iterations - 1 not in run.losses:
             cause = (problem or seen.view.get("cause") or "no cause is known").splitlines()[0]
             raise WatchProblem(f"the undisturbed run did not finish: {cause}; logs: {self._logs}")
@@ -140,16 +142,18 @@ class Suite:
         return run
 
     def _carry_out(
-        self, scenario: Scenario, magnitudes: bool = False
+        self, scenario: Scenario, extra: int, magnitudes: bool = False
     ) -> tuple[results.Run, Seen, dict[str, int], str]:
         """(records, what was seen, what was left behind, a problem of the run itself)"""
         folder = self._options.folder / "runs" / scenario.name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         cluster = self._living_cluster()
-        segments = shared_segments(cluster)
-        task = cluster.submit(self._job(scenario, folder, magnitudes))
-        watch = Watch(cluster, task, folder, scenario, self._options.layout, self._progress)
+        before = shared_segments(cluster)
+        arguments = _arguments(scenario, folder, extra, magnitudes)
+        task = cluster.submit(self._job(scenario, folder, arguments))
+        planned = scenario.iterations + extra
+        watch = Watch(cluster, task, folder, scenario, planned, self._progress)
         problem = ""
         try:
             watch.until_over()
@@ -158,17 +162,16 @@ class Suite:
             with contextlib.suppress(Exception):
                 cluster.cancel(task)
         watch.put_right()
-        left = self._left_behind(cluster, watch.seen.pids, segments)
+        left = self._left_behind(cluster, watch.seen.pids, before)
         return results.load(folder), watch.seen, left, problem
 
-    def _job(self, scenario: Scenario, folder: Path, magnitudes: bool) -> Any:
+    def _job(self, scenario: Scenario, folder: Path, arguments: list[str]) -> Any:
         from unicron.coordinator.job import Job
 
-        command = [sys.executable, *SCRIPT, *_arguments(scenario, folder, magnitudes)]
         every = scenario.checkpoint_every
         return Job(
             name=scenario.name,
-            command=tuple(command),
+            command=(sys.executable, *SCRIPT, *arguments),
             layout=self._options.layout,
             cwd=os.getcwd(),
             log_dir=str(self._logs),
@@ -188,7 +191,7 @@ class Suite:
             "unmanaged", "the same script without unicron, for its speed", UNMANAGED_ITERATIONS
         )
         layout = self._options.layout
-        arguments = _arguments(_with_iterations(scenario, UNMANAGED_ITERATIONS), folder, False)
+        arguments = _arguments(_with_iterations(scenario, UNMANAGED_ITERATIONS), folder, 0, False)
         arguments += ["--gradients", "", "--tp", str(layout.tp), "--pp", str(layout.pp)]
         arguments += ["--micro-batch", str(layout.micro_batch)]
         arguments += ["--num-micro-batches", str(layout.num_micro_batches)]
@@ -231,14 +234,16 @@ class Suite:
             return tuple(n["node"] for n in self._cluster.ask("nodes") if n["phase"] == "lost")
         return ()
 
-    def _left_behind(self, cluster: Cluster, pids: set[int], before: int) -> dict[str, int]:
+    def _left_behind(
+        self, cluster: Cluster, pids: set[int], before: frozenset[str]
+    ) -> dict[str, int]:
         """Of a task that is over: its processes, and memory that somebody still holds open."""
         left = {"processes": 0, "shared_segments": 0}
         deadline = time.monotonic() + ENDED_S
         while time.monotonic() < deadline:
             left = {
                 "processes": sum(map(is_alive, pids)),
-                "shared_segments": max(0, shared_segments(cluster) - before),
+                "shared_segments": len(shared_segments(cluster, pids) - before),
             }
             if not any(left.values()):
                 break
@@ -257,9 +262,13 @@ def _with_iterations(scenario: Scenario, iterations: int) -> Scenario:
     return replace(scenario, iterations=iterations)
 
 
-def _arguments(scenario: Scenario, folder: Path, magnitudes: bool) -> list[str]:
+def extra_iterations(scenario: Scenario, usual_ms: float) -> int:
+    return math.ceil(1000 * scenario.extra_s / usual_ms) if usual_ms else 0
+
+
+def _arguments(scenario: Scenario, folder: Path, extra: int, magnitudes: bool) -> list[str]:
     window = scenarios.GRADIENT_WINDOW if scenario.iterations <= 100 else ()
-    arguments = ["--iterations", str(scenario.iterations), "--extra", str(scenario.extra)]
+    arguments = ["--iterations", str(scenario.iterations), "--extra", str(extra)]
     arguments += ["--results", str(folder.resolve())]
     arguments += ["--gradients", ",".join(map(str, window))]
     arguments += ["--magnitudes"] if magnitudes else []
@@ -279,20 +288,28 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def shared_segments(cluster: Cluster) -> int:
-    """Arenas that the cluster's agents hold, and files in /dev/shm of this user."""
-    held = set()
+def shared_segments(cluster: Cluster, pids: Collection[int] = ()) -> frozenset[str]:
+    """Arenas that the cluster's agents hold open, and files in /dev/shm that name these
+    processes.
+    """
+    held: set[str] = set()
     for node in cluster.nodes:
-        with contextlib.suppress(Exception):
-            folder = Path(f"/proc/{cluster.agent_pid(node)}/fd")  # type: ignore[attr-defined]
-            for link in folder.iterdir():
-                with contextlib.suppress(OSError):
-                    if "unicron-arena" in os.readlink(link):
-                        held.add(link.stat().st_ino)
+        folder = Path(f"/proc/{cluster.agent_pid(node)}/fd")
+        with contextlib.suppress(OSError):  # an agent that is gone holds nothing
+            held.update(_arenas(folder))
+    names = {str(pid) for pid in pids}
     with contextlib.suppress(OSError):
-        mine = [p for p in Path("/dev/shm").iterdir() if p.stat().st_uid == os.getuid()]
-        return len(held) + len(mine)
-    return len(held)
+        for path in Path("/dev/shm").iterdir():
+            if path.name.startswith("unicron") or names & set(path.name.split("_")):
+                held.add(path.name)
+    return frozenset(held)
+
+
+def _arenas(folder: Path) -> Iterator[str]:
+    for link in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if "unicron-arena" in os.readlink(link):
+                yield f"arena {link.stat().st_ino}"
 
 
 def plain_processes(words: list[str], world_size: int, logs: Path) -> None:

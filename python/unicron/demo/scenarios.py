@@ -71,7 +71,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     acts: tuple[Act, ...] = ()
     iterations: int = ITERATIONS  # compared after so many
-    extra: int = 0  # goes on for so many, for what takes time
+    extra_s: float = 0.0  # goes on for about so long, for what takes time
     checkpoint_every: int = 0
     poison: tuple[int, ...] = ()  # (rank, iteration, micro-batch) at which the script itself fails
     spread: bool = False  # faults are armed one after the other, each when the one before is healed
@@ -295,7 +295,7 @@ def node_lost(layout: Layout, _seed: int) -> Scenario:
             Act("kill_agent", FAULT_ITERATION, node),
             Act("start_agent", FAULT_ITERATION + 8, node),
         ),
-        extra=60,
+        extra_s=10.0,
     )
 
 
@@ -316,7 +316,7 @@ def agent_alone(layout: Layout, _seed: int) -> Scenario:
             Act("kill_agent_alone", FAULT_ITERATION, node),
             Act("start_agent", FAULT_ITERATION + 8, node),
         ),
-        extra=60,
+        extra_s=10.0,
     )
 
 
@@ -337,7 +337,7 @@ def coordinator(layout: Layout, _seed: int) -> Scenario:
             Act("kill_coordinator", FAULT_ITERATION),
             Act("start_coordinator", FAULT_ITERATION, delay_s=OUTAGE_S),
         ),
-        extra=60,
+        extra_s=10.0,
     )
 
 

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from unicron.demo.results import Tail
 from unicron.demo.scenarios import Act, Fault, Scenario
-from unicron.types import Layout
 
 LOOK_S = 0.03  # at the workers' files
 ASK_S = 0.2  # the coordinator
@@ -33,6 +32,7 @@ class Cluster(Protocol):
     def ask(self, verb: str, *, timeout_ms: int = ..., **arguments: Any) -> Any: ...
     def submit(self, job: Any) -> str: ...
     def cancel(self, task: str) -> None: ...
+    def agent_pid(self, node: str) -> int: ...
     def task(self, task: str) -> dict[str, Any]: ...
     def incidents(self, task: str = ..., after: int = ...) -> list[dict[str, Any]]: ...
     def arm_fault(
@@ -80,12 +80,13 @@ class Watch:
         task: str,
         folder: Path,
         scenario: Scenario,
-        layout: Layout,
+        planned: int,
         listener: Listener,
     ) -> None:
+        """planned: iterations of the whole run."""
         self._cluster, self._task, self._scenario = cluster, task, scenario
-        self._listener, self._layout = listener, layout
-        self._tails = [Tail(folder / f"rank_{rank}.jsonl") for rank in range(layout.world_size)]
+        self._listener, self._planned, self._folder = listener, planned, folder
+        self._tails: dict[Path, Tail] = {}
         self._faults: list[Fault] = list(scenario.faults)
         self._acts: list[Act] = list(scenario.acts)
         self._act_due: float | None = None
@@ -94,8 +95,7 @@ class Watch:
         self.seen = Seen()
 
     def until_over(self) -> Seen:
-        planned = self._scenario.iterations + self._scenario.extra
-        deadline = time.monotonic() + TIMEOUT_S + planned * TIMEOUT_PER_ITERATION_S
+        deadline = time.monotonic() + TIMEOUT_S + self._planned * TIMEOUT_PER_ITERATION_S
         while self.seen.view.get("phase") not in OVER:
             if time.monotonic() > deadline:
                 raise WatchProblem(
@@ -116,8 +116,8 @@ class Watch:
 
     def _look(self) -> None:
         before = self.seen.iteration
-        for tail in self._tails:
-            for line in tail.read():
+        for path in self._folder.glob("rank_*.jsonl"):
+            for line in self._tails.setdefault(path, Tail(path)).read():
                 self.seen.pids.add(line["pid"])
                 if line["event"] == "iteration" and line["iteration"] > self.seen.iteration:
                     self.seen.iteration, self.seen.loss = line["iteration"], line["loss"]
@@ -139,7 +139,9 @@ class Watch:
         self.seen.replicas = tuple(view["replicas"]) or self.seen.replicas
         members = sum(w["is_member"] for w in workers)
         self._listener.workers(members, len(workers) - members)
-        self._running = view["phase"] == "running" and members == self._layout.world_size
+        width = view["layout"]
+        world_size = width["tp"] * width["pp"] * width["dp"]
+        self._running = view["phase"] == "running" and members == world_size
         for incident in incidents:
             self._incident(incident)
         self._maybe_arm()

@@ -307,9 +307,7 @@ class AgentProcess:
                 self._server.send(worker, data, kind=kind, epoch=epoch, touched=touched)
             case WelcomeWorker(worker, message):
                 pair = self._worker_key
-                filled = msgspec.structs.replace(
-                    message, store_secret=pair.secret, store_public=pair.public
-                )
+                filled = msgspec.structs.replace(message, store_secret=pair.secret, store_public=pair.public)
                 self._server.welcome(worker, filled, self._pulses.fd)
             case ForkWorker(request, slot) | ExecWorker(request, slot):
                 self._fork(request, slot, is_exec=isinstance(action, ExecWorker))
@@ -368,11 +366,7 @@ class AgentProcess:
         refused = grant.refused
         fd = None
         try:
-            fd = (
-                self._arenas.create(grant.arena, grant.nbytes)
-                if grant.create
-                else self._arenas.get(grant.arena)
-            )
+            fd = self._arenas.create(grant.arena, grant.nbytes) if grant.create else self._arenas.get(grant.arena)
         except (_core.UnicronError, OSError, MemoryError) as error:
             refused = f"cannot make an arena of {grant.nbytes} bytes: {error}"
         if fd is None and not refused:

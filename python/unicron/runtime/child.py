@@ -113,12 +113,10 @@ def set_title(title: str) -> None:
 def run(argv: Sequence[str]) -> None:
     """Run the command as ``__main__``. Raises what the script raises."""
     if os.environ.pop("UNICRON_EXEC", ""):  # a script that shall find nothing imported
-        os.execvp(argv[0], list(argv))
+        _exec(argv)
     command = Command(argv)
     if command.program:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execvp(command.words[0], command.words)
+        _exec(command.words)
     directory = os.getcwd()
     for _ in range(RERUNS_MAX):
         os.chdir(directory)
@@ -130,6 +128,15 @@ def run(argv: Sequence[str]) -> None:
                 raise
         gc.collect()  # what the first run built for another role
     raise RuntimeError(f"the role of this understudy changed {RERUNS_MAX} times")
+
+
+def _exec(argv: Sequence[str]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp(argv[0], list(argv))
+    except OSError as error:
+        raise CommandProblem(f"{argv[0]}: {error.strerror}") from None
 
 
 def _is_role_change(error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from unicron.runtime.store_client import process_context
 from unicron.runtime.zap import call_curve
 
 ANSWER_MS_MAX = 10_000
+DEFAULT_ADDRESS = "127.0.0.1:7070"
+DEFAULT_KEYS = "keys"
+LOCAL_PREFIX = "unicron-"  # of a local cluster's directory, in the folder for temporary files
+ADDRESS_FILE = "coordinator.address"
 
 
 class CoordinatorSilent(Exception):
@@ -75,14 +80,31 @@ class CoordinatorClient:
 
 
 def from_environment(address: str = "", key_directory: str = "") -> CoordinatorClient:
-    """Address and keys from arguments, else UNICRON_COORDINATOR and UNICRON_KEYS, else the
-    defaults.
-    """
-    address = address or os.environ.get("UNICRON_COORDINATOR", "127.0.0.1:7070")
-    directory = Path(key_directory or os.environ.get("UNICRON_KEYS", "keys"))
+    """Address and keys from arguments, UNICRON_COORDINATOR and UNICRON_KEYS, the one local cluster
+    that runs on this machine (`unicron run`), or the defaults, in this order."""
+    address = address or os.environ.get("UNICRON_COORDINATOR", "")
+    key_directory = key_directory or os.environ.get("UNICRON_KEYS", "")
+    if not address and not key_directory and not Path(DEFAULT_KEYS).is_dir():
+        address, key_directory = _local_cluster()
+    directory = Path(key_directory or DEFAULT_KEYS)
     pair = keys.load(directory / "client.key")
     server_key = keys.load_public(str(directory / "coordinator.pub"))
-    return CoordinatorClient(endpoint_of(address), server_key, pair)
+    return CoordinatorClient(endpoint_of(address or DEFAULT_ADDRESS), server_key, pair)
+
+
+def _local_cluster() -> tuple[str, str]:
+    """(address, key directory) of the only `unicron run` of this user; ('', '') when there is none."""
+    found = [
+        path
+        for path in Path(tempfile.gettempdir()).glob(f"{LOCAL_PREFIX}*/{ADDRESS_FILE}")
+        if path.stat().st_uid == os.getuid()
+    ]
+    if len(found) > 1:
+        choices = ", ".join(f"{path.parent}/keys for {path.read_text()}" for path in sorted(found))
+        raise CoordinatorSilent(f"several clusters run here: choose with --coordinator and --keys: {choices}")
+    if not found:
+        return "", ""
+    return found[0].read_text(), str(found[0].parent / "keys")
 
 
 def endpoint_of(address: str) -> str:

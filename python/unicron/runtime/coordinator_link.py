@@ -25,9 +25,7 @@ class CoordinatorLink:
     in order.
     """
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: tuple[str, str, str]
-    ) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve: tuple[str, str, str]) -> None:
         """curve: the coordinator's public key, our public one, our secret one."""
         self._context = context
         self._endpoint = endpoint

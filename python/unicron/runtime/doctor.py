@@ -71,11 +71,7 @@ def _nice() -> list[Finding]:
     low, _ = resource.getrlimit(resource.RLIMIT_NICE)
     may = os.geteuid() == 0 or low >= 30
     text = "the agent runs before its workers" if may else "a busy machine delays the agent"
-    return [
-        Finding(
-            "priority", "ok" if may else "note", f"nice -10 {'' if may else 'not '}permitted", text
-        )
-    ]
+    return [Finding("priority", "ok" if may else "note", f"nice -10 {'' if may else 'not '}permitted", text)]
 
 
 def _clock() -> list[Finding]:
@@ -107,9 +103,7 @@ def _shared_memory() -> list[Finding]:
     note = free < SHARED_BYTES_MIN
     return [
         Finding("memfd", "ok", "yes", "training state can outlive its process"),
-        Finding(
-            "/dev/shm", "note" if note else "ok", f"{free >> 20} MiB free", "data loaders use it"
-        ),
+        Finding("/dev/shm", "note" if note else "ok", f"{free >> 20} MiB free", "data loaders use it"),
     ]
 
 
@@ -137,9 +131,7 @@ def _deaths() -> list[Finding]:
     if not known:
         return [Finding("death seen", "bad", "never", "the robust mutex does not work here")]
     median = known[len(known) // 2]
-    return [
-        Finding("death seen", "ok", f"{median:.2f} ms", "from SIGKILL to the agent, median of 5")
-    ]
+    return [Finding("death seen", "ok", f"{median:.2f} ms", "from SIGKILL to the agent, median of 5")]
 
 
 def _one_death(_core) -> float | None:  # type: ignore[no-untyped-def]

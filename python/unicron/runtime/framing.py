@@ -57,8 +57,7 @@ def pack(payload: bytes) -> bytes:
     return _length.pack(len(payload)) + payload
 
 
-def worker_payload(message: bytes, kind: int = MESSAGE_FRAME, epoch: int = 0, touched: tuple[Rank,
-...] = ()) -> bytes:
+def worker_payload(message: bytes, kind: int = MESSAGE_FRAME, epoch: int = 0, touched: tuple[Rank, ...] = ()) -> bytes:
     """What the native monitor of a worker reads in front of a message
     (csrc/monitor/worker_monitor.h).
     """
@@ -250,9 +249,7 @@ def receive_blocking(connection: socket.socket, timeout_ms: int) -> tuple[bytes,
     data = b""
     needed = _length.size
     while len(data) < needed:
-        got, more, _, _ = socket.recv_fds(
-            connection, needed - len(data), FDS_PER_FRAME_MAX, socket.MSG_CMSG_CLOEXEC
-        )
+        got, more, _, _ = socket.recv_fds(connection, needed - len(data), FDS_PER_FRAME_MAX, socket.MSG_CMSG_CLOEXEC)
         fds += more
         if not got:
             raise PeerClosed("the other end closed the connection")

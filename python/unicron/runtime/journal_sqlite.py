@@ -85,9 +85,7 @@ class SqliteJournal:
         with self._named():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                self._connection.executemany(
-                    "INSERT INTO entries (entry) VALUES (?)", [(entry,) for entry in entries]
-                )
+                self._connection.executemany("INSERT INTO entries (entry) VALUES (?)", [(entry,) for entry in entries])
                 self._connection.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
@@ -112,12 +110,9 @@ def _problem(path: Path, error: sqlite3.Error) -> JournalProblem:
     code = getattr(error, "sqlite_errorcode", None) or 0
     primary = code & 0xFF
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return JournalLocked(
-            f"{path} is in use by another coordinator: stop it, or give this one its own journal"
-        )
+        return JournalLocked(f"{path} is in use by another coordinator: stop it, or give this one its own journal")
     if primary == sqlite3.SQLITE_FULL:
         return JournalFull(
-            f"no space for the journal {path}: free some and start the coordinator again;"
-            " training goes on meanwhile"
+            f"no space for the journal {path}: free some and start the coordinator again; training goes on meanwhile"
         )
     return JournalBroken(f"the journal {path} cannot be used: {error}")

@@ -27,7 +27,12 @@ from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.job import Job
 from unicron.runtime import keys, processes
 from unicron.runtime.agent_process import AgentSettings
-from unicron.runtime.client import CoordinatorClient, CoordinatorSilent
+from unicron.runtime.client import (
+    ADDRESS_FILE,
+    LOCAL_PREFIX,
+    CoordinatorClient,
+    CoordinatorSilent,
+)
 from unicron.runtime.coordinator_process import CoordinatorSettings
 
 START_S_MAX = 120.0
@@ -77,7 +82,7 @@ class LocalCluster:
         self._imports = imports
         self._coordinator_config = coordinator or CoordinatorConfig()
         self._agent_bounds = dict(agent_bounds or {})
-        self.directory = Path(tempfile.mkdtemp(prefix="unicron-"))
+        self.directory = Path(tempfile.mkdtemp(prefix=LOCAL_PREFIX))
         self.log_dir = log_dir or self.directory / "logs"
         self._environment = {
             **DEFAULT_ENVIRONMENT,
@@ -88,6 +93,7 @@ class LocalCluster:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._incarnations = dict.fromkeys(self.nodes, 0)
         self._address = "127.0.0.1:0"
+        self.journal_pages_max = 0  # of the next coordinator; 0: what the disk has
         self._client: CoordinatorClient | None = None
         self._tended = 0
         self._last_workers: list[LiveWorker] = []
@@ -107,9 +113,7 @@ class LocalCluster:
         while sum(n["phase"] == "up" for n in self.ask("nodes")) < len(self.nodes):
             self._check_alive()
             if time.monotonic() > deadline:
-                raise ClusterProblem(
-                    f"not every agent came up in {timeout_s:g} s: see {self.log_dir}"
-                )
+                raise ClusterProblem(f"not every agent came up in {timeout_s:g} s: see {self.log_dir}")
             time.sleep(POLL_S)
 
     def stop(self) -> list[int]:
@@ -172,9 +176,10 @@ class LocalCluster:
             listen=self._address,
             keys=str(self.directory / "keys"),
             journal=str(self.directory / "journal.db"),
+            journal_pages_max=self.journal_pages_max,
             machine=self._coordinator_config,
         )
-        ready = self.directory / "coordinator.address"
+        ready = self.directory / ADDRESS_FILE
         ready.unlink(missing_ok=True)
         config = self._write_config("coordinator", settings)
         log = ["--log", str(self.log_dir / "coordinator.log"), "--ready", str(ready)]
@@ -251,6 +256,10 @@ class LocalCluster:
 
     def agent_pid(self, node: str) -> int:
         return self._daemons[node].pid
+
+    def wait_for_coordinator(self, timeout_s: float) -> int:
+        """Its exit code, when it ends by itself."""
+        return self._daemons["coordinator"].wait(timeout_s)
 
     @property
     def coordinator_pid(self) -> int:

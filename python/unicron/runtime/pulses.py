@@ -44,11 +44,7 @@ class Pulses:
 
     def take_deaths(self) -> list[tuple[str, int, Pulse]]:
         deaths = self._supervisor.take_deaths()
-        return [
-            (self._workers[slot], seen_ns, self._read(slot))
-            for slot, seen_ns in deaths
-            if slot in self._workers
-        ]
+        return [(self._workers[slot], seen_ns, self._read(slot)) for slot, seen_ns in deaths if slot in self._workers]
 
     def read(self, worker: str) -> Pulse | None:
         slot = self._watched.get(worker)

@@ -50,9 +50,7 @@ class RequestProblem(ValueError):
     """A request that cannot be answered; the text says what to do."""
 
 
-def answer(
-    request: Request, request_id: str, state: State, seen: dict[str, Any]
-) -> Reply | Event | None:
+def answer(request: Request, request_id: str, state: State, seen: dict[str, Any]) -> Reply | Event | None:
     """A reply at once, an event whose step will answer it, or None: shut down."""
     try:
         return _answer(request, request_id, state, seen)
@@ -60,9 +58,7 @@ def answer(
         return Reply(False, str(problem))
 
 
-def _answer(
-    request: Request, request_id: str, state: State, seen: dict[str, Any]
-) -> Reply | Event | None:
+def _answer(request: Request, request_id: str, state: State, seen: dict[str, Any]) -> Reply | Event | None:
     arguments = request.arguments
     match request.verb:
         case "submit":

@@ -112,14 +112,10 @@ class StoreClient:
         """The key's value, as soon as somebody set it."""
         return self.multi_get([key], timeout_ms, cancelled)[0]
 
-    def multi_get(
-        self, keys: list[str], timeout_ms: int, cancelled: Callable[[], bool] | None = None
-    ) -> list[bytes]:
+    def multi_get(self, keys: list[str], timeout_ms: int, cancelled: Callable[[], bool] | None = None) -> list[bytes]:
         return self._call(Op.GET, keys, timeout_ms=timeout_ms, cancelled=cancelled).values
 
-    def wait(
-        self, keys: list[str], timeout_ms: int, cancelled: Callable[[], bool] | None = None
-    ) -> None:
+    def wait(self, keys: list[str], timeout_ms: int, cancelled: Callable[[], bool] | None = None) -> None:
         self._call(Op.WAIT, keys, timeout_ms=timeout_ms, cancelled=cancelled)
 
     def add(self, key: str, n: int) -> int:
@@ -206,9 +202,7 @@ class StoreClient:
             return reply
         raise _error(reply, f"{op.name} {keys[0] if keys else ''}: ")
 
-    def _await(
-        self, request: int, bound_ms: int, cancelled: Callable[[], bool] | None
-    ) -> StoreReply:
+    def _await(self, request: int, bound_ms: int, cancelled: Callable[[], bool] | None) -> StoreReply:
         deadline = time.monotonic() + bound_ms / 1000
         poller = select.poll()  # not select(): a worker may have more than 1024 descriptors
         poller.register(self._descriptor, select.POLLIN)

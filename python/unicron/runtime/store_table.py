@@ -136,7 +136,7 @@ class StoreTable:
         if request.op is Op.NUM_KEYS:
             keys = [key + "*" for key in keys]  # a prefix need not name more than the epoch
         # every key is looked at: all must be well formed
-        if any([self._is_stale(key) for key in keys]):
+        if [key for key in keys if self._is_stale(key)]:
             return StoreReply(number, Status.STALE, text="the epoch of this key was dropped")
         growing = request.op in (Op.SET, Op.ADD, Op.COMPARE_SET, Op.APPEND)
         if growing and (len(self._values) >= KEYS_MAX or self._num_bytes >= TOTAL_BYTES_MAX):
@@ -178,9 +178,7 @@ class StoreTable:
                 return keys, StoreReply(number, ok)
         raise AssertionError(f"unhandled operation {request.op}")
 
-    def _compare_set(
-        self, number: int, key: str, expected: bytes, desired: bytes
-    ) -> tuple[list[str], StoreReply]:
+    def _compare_set(self, number: int, key: str, expected: bytes, desired: bytes) -> tuple[list[str], StoreReply]:
         """torch's rule: an absent key is set when nothing is expected; the value that then stands
         is returned.
         """

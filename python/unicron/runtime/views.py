@@ -57,9 +57,7 @@ def describe_view(task: TaskState, state: State, seen: dict[str, Any]) -> dict[s
     """``seen``: newest WorkerStatus by worker, as the agents told it."""
     view = task_view(task, state)
     view["command"] = list(task.job.command)
-    view["workers"] = [
-        _worker(worker.name, task, seen.get(worker.name)) for worker in task.workers.values()
-    ]
+    view["workers"] = [_worker(worker.name, task, seen.get(worker.name)) for worker in task.workers.values()]
     view["plan"] = msgspec.to_builtins(task.plan) if task.plan else None
     return view
 
@@ -101,6 +99,8 @@ def incident_view(incident: Incident) -> dict[str, Any]:
         "micro_batches_recomputed": incident.micro_batches_recomputed,
         "groups_kept": incident.groups_kept,
         "groups_rebuilt": incident.groups_rebuilt,
+        "recompute_ms": incident.recompute_ms,
+        "phases_ms": incident.phases_ms,
         "kind": incident.kind.value if incident.kind else None,
         "cause": incident.cause,
         "text": incident.text,

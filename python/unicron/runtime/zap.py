@@ -58,9 +58,7 @@ class Gatekeeper:
         self.socket.close(0)
 
 
-def serve_curve(
-    socket: zmq.Socket[bytes], secret: str, domain: str, *, message_bytes_max: int
-) -> None:
+def serve_curve(socket: zmq.Socket[bytes], secret: str, domain: str, *, message_bytes_max: int) -> None:
     """Options of a listening socket, before it is bound."""
     socket.linger = 0
     socket.curve_server = True
@@ -69,9 +67,7 @@ def serve_curve(
     socket.maxmsgsize = message_bytes_max
 
 
-def call_curve(
-    socket: zmq.Socket[bytes], server_key: str, public: str, secret: str, *, message_bytes_max: int
-) -> None:
+def call_curve(socket: zmq.Socket[bytes], server_key: str, public: str, secret: str, *, message_bytes_max: int) -> None:
     """Options of a connecting socket, before it is connected."""
     socket.linger = 0
     socket.curve_serverkey = server_key.encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -309,6 +310,7 @@ class Engine:
         self._pulse(Stage.HEAL, waiting=True)
         if action.report:
             record = self.machine.record
+            print(f"unicron: rank {self.rank}, iteration {record.iteration}: {action.report}", file=sys.stderr)
             self.link.send(
                 CollectiveFailed(
                     self.link.worker, self.rank, self.machine._newest(), record.iteration, record.stage,

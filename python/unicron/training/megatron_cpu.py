@@ -14,6 +14,7 @@ offload."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,10 @@ def _rng() -> None:
     torch.cuda.manual_seed = torch.manual_seed
     random._get_cuda_rng_state = get
     random._set_cuda_rng_state = put
+    # fork() warns when the CPU's generator moved inside it (random.py:264 [332]); here it must.
+    moved = "CPU RNG state changed"
+    logger = logging.getLogger(random.__name__)
+    logger.addFilter(lambda record: not record.getMessage().startswith(moved))
 
 
 def _cuda_method() -> None:

@@ -120,7 +120,7 @@ class Session:
         """
         if self._engine is not None:
             raise NotManaged("manage() was called twice")
-        model = _single_chunk(model)
+        model = single_chunk(model)
         staging = gradients.staging_bytes(model)
         memory = StateMemory(model, optimizer, staging)
         groups = Groups(self.rank, self.layout, self._link.monitor)
@@ -291,7 +291,7 @@ class Session:
         return self._engine
 
 
-def _single_chunk(model: Any) -> Any:
+def single_chunk(model: Any) -> Any:
     if isinstance(model, (list, tuple)):
         if len(model) != 1:
             raise ValueError(

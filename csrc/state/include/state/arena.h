@@ -2,7 +2,8 @@
 //
 // A memfd: the agent keeps the descriptor open, so the content stays when the worker is killed. An heir builds the same
 // model over scratch memory and then adopts the dead worker's content by one mmap(MAP_FIXED) over that region: no copy,
-// and every tensor that views the region follows (0.3 ms whatever the size, MECHANICS 2). Rejected: one shared memory
+// and every tensor that views the region follows. It costs the unmapping of the scratch pages that were touched
+// (bench/bench_arena.py). Rejected: one shared memory
 // object per tensor, which needs hundreds of descriptors and /dev/shm.
 #pragma once
 

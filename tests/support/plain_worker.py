@@ -28,7 +28,7 @@ from unicron.messages import (
     encode,
 )
 from unicron.runtime import framing
-from unicron.types import Stage
+from unicron.types import EpochPlan, Stage
 
 ITERATIONS, STEP_MS = int(sys.argv[1]), float(sys.argv[2])
 WORKER = os.environ["UNICRON_WORKER"]
@@ -41,7 +41,7 @@ def strip(payload: bytes) -> bytes:
     return payload[11 + 4 * struct.unpack_from("<H", payload, 9)[0] :]
 
 
-def join():  # type: ignore[no-untyped-def]
+def join() -> tuple[WorkerWelcome, _core.PulsePage, _core.WorkerMonitor]:
     control = framing.connect(os.environ["UNICRON_AGENT"], 5000)
     hello = WorkerHello(TASK, WORKER, int(os.environ["UNICRON_INCARNATION"]), os.getpid())
     framing.send_blocking(control, encode(hello))
@@ -65,7 +65,7 @@ def arena(rank: int, adopt: bool) -> int:
     return fds[0]
 
 
-def healed(rank: int, plan, iteration: int, source: str) -> Healed:  # type: ignore[no-untyped-def]
+def healed(rank: int, plan: EpochPlan, iteration: int, source: str) -> Healed:
     return Healed(
         worker=WORKER,
         rank=rank,
