@@ -38,7 +38,7 @@ from unicron.messages import (
     WorkerStopped,
     WorkerUp,
 )
-from unicron.types import Layout, Stage
+from unicron.types import EpochPlan, Layout, Stage
 
 TASK = "t"
 
@@ -89,7 +89,7 @@ class Coordinator:
         """knows: the agent tells the workers and the plan that the machine expects there."""
         self.incarnations[node] = incarnation
         workers: tuple[WorkerStatus, ...] = ()
-        plans = ()
+        plans: tuple[EpochPlan, ...] = ()
         if knows:
             workers = tuple(self.status(w) for w in self.task.workers.values() if w.node == node)
             plans = (self.task.plan,) if self.task.plan else ()

@@ -204,7 +204,7 @@ def test_strangers_are_refused() -> None:
         (WorkerHello("t", W, 0, 50), 51),
     ):
         agent.feed(on.WorkerJoined(hello, peer))
-        assert [a.name for a in agent.actions if hasattr(a, "name")][0] in (
+        assert next(a.name for a in agent.actions if hasattr(a, "name")) in (
             "unknown_worker", "stale_incarnation", "wrong_process"
         )  # fmt: skip
 
