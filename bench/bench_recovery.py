@@ -146,7 +146,7 @@ def main() -> None:
     layout = runner.layout_of(*map(int, arguments.layout.split(",")))
     bench = common.Bench(
         "recovery", "ms",
-        configuration={"layout": arguments.layout, "workers": layout.world_size, "points": "random",
+        configuration={"layout": arguments.layout, "points": "random",
                        "seed": arguments.seed, "model": "GPT 4 x 64, seq 64", "micro-batches": layout.num_micro_batches},
     )  # fmt: skip
     found = measure(layout, arguments)

@@ -315,10 +315,8 @@ def _arenas(folder: Path) -> Iterator[str]:
 def plain_processes(words: list[str], world_size: int, logs: Path) -> None:
     """torchrun's environment contract without torchrun: nothing supervises these."""
     logs.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = [_start(words, rank, world_size, port, logs) for rank in range(world_size)]
+    port = free_port()
+    started = [start_plain(words, rank, world_size, port, logs) for rank in range(world_size)]
     deadline = time.monotonic() + UNMANAGED_TIMEOUT_S
     try:
         for rank, process in enumerate(started):
@@ -332,7 +330,14 @@ def plain_processes(words: list[str], world_size: int, logs: Path) -> None:
             process.kill()
 
 
-def _start(words: list[str], rank: int, size: int, port: int, logs: Path) -> subprocess.Popen[Any]:
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_plain(words: list[str], rank: int, size: int, port: int, logs: Path) -> subprocess.Popen[Any]:
+    """One process of an unmanaged run."""
     environment = {
         **os.environ,
         "RANK": str(rank),
