@@ -328,6 +328,14 @@ def test_fatal(tmp_path, reference):
 # ------------------------------------------------------------------ elements
 
 
+def test_a_managed_run_must_learn_what_an_unmanaged_one_does(tmp_path, reference):
+    folder = Folder(tmp_path / "run")
+    assert judge.early_loss_difference(results.load(folder.path), reference) == 0.0
+    folder.write("rank_0.jsonl", [folder.line(0, loss=5.545)])
+    difference = judge.early_loss_difference(results.load(folder.path), reference)
+    assert difference > judge.UNMANAGED_LOSS_MAX
+
+
 def test_zero_over_zero_is_zero_and_something_over_zero_is_not():
     zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
     assert judge.element_difference(zeros, zeros, zeros) == 0.0

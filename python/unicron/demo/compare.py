@@ -24,6 +24,8 @@ EPS = 2.0**-23
 RESIZED_GRADIENT_MAX = 4 * EPS
 RESIZED_LOSS_MAX = 1e-5
 LOSS_FALL_MIN = 1.0
+EARLY = 5  # iterations
+UNMANAGED_LOSS_MAX = 1e-4  # between a managed and an unmanaged run, in the early iterations
 PAUSE_FACTOR = 4.0  # an iteration this many times the median, and this many ms longer, is a pause
 PAUSE_MS = 500.0
 MAGNITUDE_MIN = np.finfo(np.float32).tiny  # below, both are subnormal noise: 0/0 counts as 0
@@ -102,7 +104,7 @@ def compare(
         result.update(loss=None, gradient=None, weights=None)
     elif outcome == "unaffected":
         result["gradient"] = None
-    reasons = list(judge(result, run, reference, scenario, setting, observed))
+    reasons = list(dict.fromkeys(judge(result, run, reference, scenario, setting, observed)))
     return {**result, "passed": not reasons, "reasons": reasons}
 
 
@@ -274,6 +276,14 @@ def over_recoveries(observed: Observed, name: str) -> int:
         key = incident.get("epoch") or f"incident {number}"
         recoveries[key] = max(recoveries.get(key, 0), incident.get(name) or 0)
     return sum(recoveries.values())
+
+
+def early_loss_difference(run: Run, reference: Run) -> float:
+    """Of the first iterations, before rounding has been amplified: other order of sums, same
+    model.
+    """
+    common = [i for i in range(EARLY) if i in run.losses and i in reference.losses]
+    return max((abs(run.losses[i] - reference.losses[i]) for i in common), default=0.0)
 
 
 def median_ms(run: Run, skip: int = 3) -> float:

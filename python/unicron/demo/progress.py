@@ -51,7 +51,8 @@ class Progress:
             self._status = None
         took = f"{time.monotonic() - self._began:.1f} s"
         if result is None:
-            self.console.print(f"  finished after {took}, loss {self._loss:.3f}")
+            loss = f", loss {self._loss:.3f}" if self._iteration >= 0 else ""
+            self.console.print(f"  finished after {took}{loss}")
         elif result["passed"]:
             self.console.print(f"  [green]as it must be:[/] {result['outcome']}, {took}")
         else:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from unicron.demo import compare, results, scenarios
-from unicron.demo.progress import Progress
+from unicron.demo.progress import Progress, describe
 from unicron.demo.scenarios import Scenario
 from unicron.demo.watch import Cluster, Seen, Watch, WatchProblem
 from unicron.types import Layout
@@ -95,7 +95,7 @@ class Suite:
         reference = self._reference(scenario.iterations)
         if self._measure_unmanaged:
             self._measure_unmanaged = False
-            self._unmanaged_ms = self._run_unmanaged()
+            self._unmanaged_ms = self._run_unmanaged(reference)
         extra = extra_iterations(scenario, compare.median_ms(reference))
         self._progress.begins(scenario.name, scenario.says, scenario.iterations + extra)
         run, seen, left, problem = self._carry_out(scenario, extra)
@@ -137,6 +137,9 @@ class Suite:
         if problem or seen.view.get("phase") != "done" or iterations - 1 not in run.losses:
             cause = (problem or seen.view.get("cause") or "no cause is known").splitlines()[0]
             raise WatchProblem(f"the undisturbed run did not finish: {cause}; logs: {self._logs}")
+        if seen.incidents:
+            told = "; ".join(describe(incident) for incident in seen.incidents.values())
+            raise WatchProblem(f"the undisturbed run was disturbed: {told}; logs: {self._logs}")
         self._progress.ends(None)
         self._references[iterations] = run
         return run
@@ -182,8 +185,8 @@ class Suite:
             restart_max=scenarios.RANDOM_KILLS + 10,
         )
 
-    def _run_unmanaged(self) -> float | None:
-        """The same script in plain processes: median iteration, in ms."""
+    def _run_unmanaged(self, reference: results.Run) -> float | None:
+        """The same script in plain processes: median iteration, in ms. It must learn the same."""
         scenario = Scenario("unmanaged", "", scenarios.Expect("unaffected"))
         folder = self._options.folder / "runs" / "unmanaged"
         shutil.rmtree(folder, ignore_errors=True)
@@ -200,7 +203,14 @@ class Suite:
         except WatchProblem as problem:  # a number is missing then; no scenario needs it
             self._progress.happened(str(problem))
         self._progress.ends(None)
-        return compare.median_ms(results.load(folder)) or None
+        run = results.load(folder)
+        difference = compare.early_loss_difference(run, reference)
+        if difference > compare.UNMANAGED_LOSS_MAX:
+            raise WatchProblem(
+                f"managed and unmanaged run do not learn the same: losses of the first iterations "
+                f"differ by {difference:.2g}"
+            )
+        return compare.median_ms(run) or None
 
     # ---------------------------------------------------------------- cluster
 
