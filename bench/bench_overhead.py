@@ -140,7 +140,7 @@ def managed(root: Path, layout: Layout) -> Iterator[Set]:
             )
         )  # fmt: skip
         made.parts = {
-            "coordinator": [cluster.coordinator_pid()],
+            "coordinator": [cluster.coordinator_pid],
             "agents": [cluster.agent_pid(node) for node in cluster.nodes],
         }
         made.ready()
@@ -171,7 +171,7 @@ def measure(sets: dict[str, Set], arguments: argparse.Namespace) -> None:
             sets[name].block(arguments.block)
         mean, half = ratios(sets["A"].samples, sets["A'"].samples)
         print(f"round {number + 1}: A'/A {mean:+.2f} % +- {half:.2f} %", file=sys.stderr, flush=True)
-        if number >= 7 and half <= arguments.resolve or time.monotonic() > deadline:
+        if (number >= 7 and half <= arguments.resolve) or time.monotonic() > deadline:
             return
 
 
@@ -200,7 +200,7 @@ def main() -> None:
     parser = common.parser(__doc__.splitlines()[0], runs=80)
     parser.add_argument("--layout", default="1,1,4", help="tp,pp,dp")
     parser.add_argument("--block", type=int, default=20, help="iterations in a block")
-    parser.add_argument("--resolve", type=float, default=0.7, help="stop at this half-width of A (A again), in per cent")
+    parser.add_argument("--resolve", type=float, default=0.7, help="half-width of A'/A, in %%, at which to stop")
     parser.add_argument("--minutes", type=float, default=30.0, help="stop after this long in any case")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
