@@ -7,10 +7,12 @@ no plan may name two workers for a role or go back in epochs.
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from machines import TASK, Coordinator, running
 
+from machines import TASK, Coordinator, running
 from unicron.coordinator import events as on
 from unicron.coordinator.actions import SendAgent, WriteJournal
 from unicron.coordinator.journal import EpochDecided
@@ -96,7 +98,11 @@ def start(managed: bool, layout: Layout) -> Coordinator:
     return driver
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=int(os.environ.get("UNICRON_EXAMPLES", "150")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(
     events=st.lists(EVENTS, max_size=40),
     managed=st.sampled_from([True, True, True, False]),
@@ -122,9 +128,7 @@ def test_any_history(events: list[tuple[object, ...]], managed: bool, layout: La
             assert replayed[name] == value, name
 
 
-@given(
-    tp=st.integers(1, 4), pp=st.integers(1, 3), dp=st.integers(1, 4), slots=st.lists(st.integers(0, 8), max_size=6)
-)
+@given(tp=st.integers(1, 4), pp=st.integers(1, 3), dp=st.integers(1, 4), slots=st.lists(st.integers(0, 8), max_size=6))
 def test_placement_keeps_a_replica_together_where_it_fits(tp: int, pp: int, dp: int, slots: list[int]) -> None:
     layout = Layout(tp=tp, pp=pp, dp=dp)
     free = {f"n{i}": count for i, count in enumerate(slots)}

@@ -10,7 +10,7 @@ import pytest
 from unicron.sim.plants import PLANTS
 from unicron.sim.run import options_of, run_seed
 
-SAMPLE = range(1000, 1024)
+SAMPLE = range(1000, 1016)
 
 
 @pytest.mark.parametrize("seed", SAMPLE)
@@ -19,22 +19,20 @@ def test_seed(seed: int) -> None:
     assert result.is_good, f"{result.violations[0]}\nreplay: python -m unicron.sim --seed {seed}"
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("plant", PLANTS)
-def test_planted_mistake_is_found(plant: str) -> None:
-    assert any(not run_seed(seed, plant).is_good for seed in range(20))
+@pytest.mark.parametrize(
+    ("plant", "seed"), [("keep-healthy-cross-group", 1), ("tie-after-reduce", 17), ("no-confirm", 53)]
+)
+def test_planted_hang_is_found(plant: str, seed: int) -> None:
+    """As what it is: nobody advances until a bound runs out. Without the plant the same faults are healed."""
+    result = run_seed(seed, plant)
+    assert any("nobody advanced" in v or "no progress" in v for v in result.violations), result.violations
+    options = options_of(seed, plant)
+    options.plant = ""
+    assert run_seed(seed, "", options).is_good
 
 
-def test_planted_hangs_are_hangs() -> None:
-    """Found as what they are: nobody advances within the bound, or only the statistics ended it."""
-    found = set()
-    for plant, seeds in (("keep-healthy-cross-group", range(20)), ("no-confirm", range(40))):
-        for seed in seeds:
-            text = " ".join(run_seed(seed, plant).violations)
-            if "no progress within" in text or "everybody waited" in text:
-                found.add(plant)
-                break
-    assert "keep-healthy-cross-group" in found
+def test_every_plant_is_tested() -> None:
+    assert set(PLANTS) == {"keep-healthy-cross-group", "tie-after-reduce", "no-confirm"}
 
 
 def test_same_seed_same_history() -> None:

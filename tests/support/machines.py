@@ -38,7 +38,7 @@ from unicron.messages import (
     WorkerStopped,
     WorkerUp,
 )
-from unicron.types import Layout, Stage
+from unicron.types import EpochPlan, Layout, Stage
 
 TASK = "t"
 
@@ -89,7 +89,7 @@ class Coordinator:
         """knows: the agent tells the workers and the plan that the machine expects there."""
         self.incarnations[node] = incarnation
         workers: tuple[WorkerStatus, ...] = ()
-        plans = ()
+        plans: tuple[EpochPlan, ...] = ()
         if knows:
             workers = tuple(self.status(w) for w in self.task.workers.values() if w.node == node)
             plans = (self.task.plan,) if self.task.plan else ()
@@ -156,9 +156,7 @@ class Coordinator:
 
     def failed(self, name: str, *, inside: bool, epoch: int | None = None, iteration: int = 5) -> None:
         epoch = self.task.epoch if epoch is None else epoch
-        body = CollectiveFailed(
-            name, self.rank_of(name), epoch, iteration, Stage.REDUCE, inside, "Connection closed"
-        )
+        body = CollectiveFailed(name, self.rank_of(name), epoch, iteration, Stage.REDUCE, inside, "Connection closed")
         self.says(body)
 
     def raised(self, name: str, kind: str = "ValueError", iteration: int = 5) -> None:
@@ -267,7 +265,9 @@ class Agent:
 
 
 def spec(*, managed: bool = True) -> TaskSpec:
-    return TaskSpec(TASK, ("train.py",), "/tmp", {}, Layout(dp=2, num_micro_batches=4), "/log", "ckpt", 5, 0, 3.0, managed)
+    return TaskSpec(
+        TASK, ("train.py",), "/tmp", {}, Layout(dp=2, num_micro_batches=4), "/log", "ckpt", 5, 0, 3.0, managed
+    )
 
 
 def pulse(**fields: Any) -> agent_on.Pulse:

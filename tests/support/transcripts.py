@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from machines import TASK, Agent, Coordinator, pulse
-
 from unicron.agent import events as agent_on
 from unicron.coordinator import events as on
 from unicron.coordinator.views import view_incidents

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-from machines import Agent, pulse
 
+from machines import Agent, pulse
 from unicron.agent import events as on
 from unicron.agent.actions import KillWorker
 from unicron.agent.transitions import FACTS, POLICY, TRANSITIONS, Phase, UnknownTransition, next_phase
@@ -204,7 +204,7 @@ def test_strangers_are_refused() -> None:
         (WorkerHello("t", W, 0, 50), 51),
     ):
         agent.feed(on.WorkerJoined(hello, peer))
-        assert [a.name for a in agent.actions if hasattr(a, "name")][0] in (
+        assert next(a.name for a in agent.actions if hasattr(a, "name")) in (
             "unknown_worker", "stale_incarnation", "wrong_process"
         )  # fmt: skip
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-from machines import TASK, Coordinator, running
 
+from machines import TASK, Coordinator, running
 from unicron.coordinator import events as on
 from unicron.coordinator.transitions import (
     NODE_POLICY,
@@ -187,7 +187,7 @@ def test_every_pair_is_known_or_an_error(table, step, phases) -> None:  # type: 
 
 
 def test_every_phase_can_be_reached_and_left() -> None:
-    into = {phase for phase in TASK_TRANSITIONS.values()} | {TaskPhase.STARTING}
+    into = set(TASK_TRANSITIONS.values()) | {TaskPhase.STARTING}
     assert into == set(TaskPhase)
     assert {phase for phase, _ in TASK_TRANSITIONS} == set(TaskPhase) - {TaskPhase.DONE, TaskPhase.STOPPED}
 

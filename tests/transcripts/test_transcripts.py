@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from transcripts import run_file
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from machines import Agent, pulse
-
 from unicron.agent import events as on
 from unicron.agent.actions import DropArena, GrantArena, LookAtOwner
 from unicron.messages import ArenaRequest, ChildStatus, PublishEpoch, StopTask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from machines import Agent, pulse
-
 from unicron.agent import events as on
 from unicron.messages import AgentHello, PublishEpoch, WorkerContinued, WorkerStalled
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage

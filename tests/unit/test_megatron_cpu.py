@@ -82,6 +82,7 @@ def test_cuda_methods_and_streams_do_nothing():
     torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of megatron-core's model code
 def test_the_demo_model_trains_in_one_process():
     """The whole path once: schedule, DDP buffers, clip, step; the loss falls."""
     import torch.distributed as dist

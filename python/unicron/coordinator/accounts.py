@@ -85,4 +85,9 @@ def _accounts(task: TaskState) -> dict[str, object]:
         # every member of a group counts it, so the sum would count groups several times
         "groups_kept": max(h.groups_kept for h in healed),
         "groups_rebuilt": max(h.groups_rebuilt for h in healed),
+        "recompute_ms": max(h.recompute_ms for h in healed),
+        "phases_ms": {
+            phase: max(h.phases_ms.get(phase, 0.0) for h in healed)
+            for phase in sorted({phase for h in healed for phase in h.phases_ms})
+        },
     }

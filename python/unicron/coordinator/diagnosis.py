@@ -56,9 +56,7 @@ def repeated(incident: Incident, history: Iterable[Incident]) -> Incident | None
 def is_explained(task: TaskState, report: CollectiveFailed) -> bool:
     """Does a plan newer than the report account for it? Inside a replica only one that touched that replica does."""
     replica = task.job.layout.replica_of(report.rank)
-    return any(
-        epoch > report.epoch and (not report.inside or replica in wounded) for epoch, wounded in task.plans
-    )
+    return any(epoch > report.epoch and (not report.inside or replica in wounded) for epoch, wounded in task.plans)
 
 
 def stall_root(task: TaskState) -> WorkerState | None:

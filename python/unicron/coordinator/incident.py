@@ -40,6 +40,8 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     micro_batches_recomputed: int = 0
     groups_kept: int = 0
     groups_rebuilt: int = 0
+    recompute_ms: float = 0.0  # of the micro-batches computed again, on the slowest rank
+    phases_ms: dict[str, float] = {}  # of the recovery, each on the rank that took longest
     epoch: int = 0  # the plan that answers it; 0: not decided yet
     kind: PlanKind | None = None
     outcome: Outcome | None = None  # None: open

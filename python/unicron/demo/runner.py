@@ -292,7 +292,7 @@ def shared_segments(cluster: Cluster, pids: Collection[int] = ()) -> frozenset[s
     """Arenas that the cluster's agents hold open, and files in /dev/shm that name these
     processes.
     """
-    held = set()
+    held: set[str] = set()
     for node in cluster.nodes:
         folder = Path(f"/proc/{cluster.agent_pid(node)}/fd")
         with contextlib.suppress(OSError):  # an agent that is gone holds nothing

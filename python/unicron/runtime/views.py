@@ -99,6 +99,8 @@ def incident_view(incident: Incident) -> dict[str, Any]:
         "micro_batches_recomputed": incident.micro_batches_recomputed,
         "groups_kept": incident.groups_kept,
         "groups_rebuilt": incident.groups_rebuilt,
+        "recompute_ms": incident.recompute_ms,
+        "phases_ms": incident.phases_ms,
         "kind": incident.kind.value if incident.kind else None,
         "cause": incident.cause,
         "text": incident.text,

@@ -88,6 +88,8 @@ class Checkers:
             self.epoch = plan.epoch
             self.plans[plan.epoch] = plan
             self.world.count(f"plan:{plan.kind}")
+            if "no account of the healing" in plan.reason:
+                self.world.count("rescue")
             line = f"epoch {plan.epoch} {plan.kind}: {plan.reason}"
             self.world.log("journal", line)
         elif isinstance(entry, TaskRestarted):
@@ -97,6 +99,8 @@ class Checkers:
     def incident(self, incident: Incident) -> None:
         before = self.incidents.get(incident.id)
         self.incidents[incident.id] = incident
+        if before is None and incident.fault == "all wait":
+            self.world.count("rescue")
         if before is None:
             self.world.count(f"incident:{incident.fault}")
             self.world.log("incident", f"{incident.id} {incident.fault} rank {incident.rank} {incident.cause}")

@@ -11,7 +11,6 @@ whose commit was interrupted and who sits in the meeting.
 from __future__ import annotations
 
 from unicron.healing import actions as do
-from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine, Phase
 from unicron.healing.record import CommitResult
 from unicron.sim.memory import NUM_SEGMENTS
@@ -26,15 +25,20 @@ def machine_for(plant: str, rank: Rank, layout: Layout) -> HealingMachine:
 
 
 class NoConfirm(HealingMachine):
+    """Who has the commit's result steps, who has not goes to the meeting: each rank for itself."""
+
     def _committed(self, result: CommitResult) -> do.AnyAction:
         self._set(commit=result)
         return self._step_with(result, Phase.STEP, "committed")
 
-    def _broken(self, event: on.Broken) -> do.AnyAction:
-        return self._repair_or_wait(event.text, event.inside)
+    def _miss_commit(self, why: str, inside: bool) -> do.AnyAction:
+        return self._repair_or_wait(why, inside)
 
 
 class TieAfterReduce(HealingMachine):
+    def _miss_commit(self, why: str, inside: bool) -> do.AnyAction:
+        return self._repair_or_wait(why, inside)
+
     def _tie(self) -> do.AnyAction:
         self._set(summed=True)
         return self._enter_reduction("sums are whole")

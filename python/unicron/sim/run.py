@@ -2,7 +2,7 @@
 
 The liveness phase is what finds hangs: after the last fault the task must be whole again (all replicas, nothing
 open) and advance by some iterations, or have ended for a cause that the faults explain. A hang that only the
-statistics rescued (everybody waits, nobody computes) counts as a hang: nothing was broken that needed them.
+statistics or a bound ended (everybody waits, nobody computes) counts, unless a loop was made to stand still.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ def run_seed(seed: int, plant: str = "", options: Options | None = None) -> Resu
     outcome, cause = _demand_progress(world)
     if not world.violations and world.coordinator.alive:
         world.checkers.compare_replay(world.coordinator.machine)
-    rescued = world.counts["incident:all wait"] and not world.counts["fault:deadlock"]
-    if rescued and not world.violations:
-        world.violate("everybody waited and nobody computed: only the statistics ended a hang")
+    if world.counts["rescue"] and not world.counts["fault:deadlock"] and not world.violations:
+        world.violate("nobody advanced until a bound ran out: only that ended a hang")
     layout = options.layout
     return Result(
         seed, (layout.tp, layout.pp, layout.dp), world.violations, outcome, cause, world.digest(),

@@ -14,7 +14,7 @@ last. The newest `keep` checkpoints stay. The folder must be the same for all ra
 Rejected: `dist_checkpointing.save` (2.7-4.2 s here: it spawns processes that import the script
 again, forks from a threaded process, and gathers in the default group); its `async_sharded_save`
 (planning and finalizing are still collectives in the training groups, an epoch change between the
-two is undefined, and its writers fork). Cost of this one: bench figures in docs/TRAINING.md."""
+two is undefined, and its writers fork). What this one costs is in docs/TRAINING.md."""
 
 from __future__ import annotations
 
