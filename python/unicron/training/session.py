@@ -150,10 +150,13 @@ class Session:
         return plan
 
     def _take_arena(self, engine: Engine, plan: EpochPlan) -> Record:
-        """Own arena of the role's last holder if this is a replacement; else a fresh one."""
+        """Own arena of the role's last holder if there can be a usable one; else a fresh one.
+
+        A replica that comes back (GROW) must not find what it held when it left, iterations ago.
+        """
         memory, rank = engine.memory, self.rank
         num_segments = len(engine.gradients.segments)
-        if plan.kind is PlanKind.REPLACE:
+        if plan.kind in (PlanKind.REPLACE, PlanKind.RECONNECT, PlanKind.SHRINK):
             fd, grant = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=True)
             if grant.adopted:
                 refused = _core.ArenaHeader(fd).check(memory.digest, memory.content_bytes)
