@@ -330,7 +330,7 @@ class HealingMachine:
         return self._mended()
 
     def _mended(self) -> do.AnyAction:
-        """The replica stands again: compute, or meet at once if it has nothing to compute (or nothing to compute with)."""
+        """The replica stands again: compute, or meet at once if it has nothing to compute, or nothing to do it with."""
         verdict = self._inside
         assert verdict is not None
         if self._touched():  # by a newer plan

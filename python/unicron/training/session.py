@@ -2,7 +2,8 @@
 
 Managed (an agent started this process): join() builds torch.distributed and megatron's parallel_state over stand-in
 groups for this worker's role, or for an understudy's guess; manage() moves the state into the arena and waits for the
-role; train_step() drives the healing machine. Unmanaged (plain torchrun or python): see unmanaged.py; the same script runs.
+role; train_step() drives the healing machine. Unmanaged (plain torchrun or python): see unmanaged.py; the same script
+runs.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ class Session:
                 break
 
     def train_step(self, iteration: int, forward_step: Any, dataset: Any) -> Metrics:
-        """One optimizer step. forward_step: Megatron's; dataset(iteration, micro_batch) -> batch, or a map-style one."""
+        """One optimizer step. forward_step: Megatron's; dataset(iteration, micro_batch) -> batch, or map-style."""
         engine = self._require_engine()
         if iteration != self._next:
             raise ValueError(f"train_step({iteration}): session.iterations() is at {self._next}")
