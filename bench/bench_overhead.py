@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import os
 import random
 import statistics
 import subprocess

@@ -38,7 +38,7 @@ def _one(layout: Layout) -> float:
         with open(Path(folder) / "log", "wb") as log:
             subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=RUN_S_MAX, check=True)
         lines = [json.loads(line) for line in (Path(folder) / "commits").read_text().splitlines()]
-    times = {line["iteration"]: line["ns"] for line in lines}
+    times: dict[int, int] = {line["iteration"]: line["ns"] for line in lines}
     gaps = [(times[i] - times[i - 1]) / 1e6 for i in range(2, ITERATIONS) if i != KILL_ITERATION]
     usual = float(sorted(gaps)[len(gaps) // 2])
     return float(times[KILL_ITERATION] - times[KILL_ITERATION - 1]) / 1e6 - usual
