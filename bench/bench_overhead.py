@@ -1,7 +1,7 @@
 """What being managed costs when nothing fails: CPU seconds per iteration against the same script unmanaged.
 
-Three sets of four processes live side by side and train in turn, in blocks, in an order drawn anew each round: A and A'
-unmanaged, B under unicron. CPU time is that of every process of a set (for B also agents, coordinator, template and
+Three sets of four processes live side by side and train in turn, in blocks, in an order drawn anew each round: A and
+A' unmanaged, B under unicron. CPU time is that of every process of a set (for B also agents, coordinator, template and
 understudies), read from their CPU clocks around each block. A'/A shows what this machine can resolve: rounds go on until
 its 95 % half-width is small enough. The parts of B are given apart.
 
@@ -134,8 +134,8 @@ def managed(root: Path, layout: Layout) -> Iterator[Set]:
     ) as cluster:  # fmt: skip
         task = cluster.submit(
             Job(
-                name="overhead", command=tuple(made.command()), layout=layout, cwd=str(root), log_dir=str(root / "logs"),
-                understudies=1,
+                name="overhead", command=tuple(made.command()), layout=layout, cwd=str(root),
+                log_dir=str(root / "logs"), understudies=1,
             )
         )  # fmt: skip
         made.parts = {
