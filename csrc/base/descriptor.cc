@@ -20,12 +20,6 @@ void Descriptor::reset(int fd) {
   fd_ = fd;
 }
 
-Descriptor duplicate(int fd) {
-  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
-  if (copy < 0) throw system_error("cannot duplicate descriptor " + std::to_string(fd), errno);
-  return Descriptor(copy);
-}
-
 Descriptor create_event() {
   const int fd = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (fd < 0) throw system_error("cannot create an eventfd", errno);

@@ -28,7 +28,6 @@ class Descriptor {
   int fd_ = -1;
 };
 
-Descriptor duplicate(int fd);                                    // close-on-exec; throws Error
 Descriptor create_event();                                       // eventfd, non-blocking, close-on-exec; throws Error
 void signal_event(int event_fd);                                 // makes it readable
 void clear_event(int event_fd);                                  // makes it unreadable
