@@ -1,9 +1,9 @@
 """What being managed costs when nothing fails: CPU seconds per iteration against the same script unmanaged.
 
-Three sets of four processes live side by side and train in turn, in blocks, in an order drawn anew each round: A,
-A' unmanaged, B under unicron. CPU time is that of every process of a set (for B also agents, coordinator, template and
-understudies), read from their CPU clocks around each block. A'/A shows what this machine can resolve: rounds go on until
-its 95 % half-width is small enough. The parts of B are given apart.
+Three sets of four processes live side by side and train in turn, in blocks, in an order drawn anew each round: A, A'
+unmanaged, B under unicron. CPU time is that of every process of a set (for B also agents, coordinator, template and
+understudies), read from their CPU clocks around each block. A'/A shows what this machine can resolve: rounds go on
+until its 95 % half-width is small enough. The parts of B are given apart.
 
     python bench/bench_overhead.py --layout 1,1,4 --json
 """
