@@ -43,7 +43,7 @@ def main() -> None:
                 DATA_SEED,
             )
         )
-        model, optimizer, scheduler = demo.build(layout, options.iterations)
+        model, optimizer, scheduler = demo.build(layout)
         recorder = Recorder(
             options.results, session.rank, options.gradients, magnitudes=options.magnitudes
         )
