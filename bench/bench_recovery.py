@@ -146,8 +146,10 @@ def main() -> None:
     layout = runner.layout_of(*map(int, arguments.layout.split(",")))
     bench = common.Bench(
         "recovery", "ms",
-        configuration={"layout": arguments.layout, "workers": layout.world_size, "points": "random", "seed": arguments.seed,
-                       "model": "GPT 4 x 64, seq 64", "micro-batches": layout.num_micro_batches},
+        configuration={
+            "layout": arguments.layout, "points": "random", "seed": arguments.seed, "model": "GPT 4 x 64, seq 64",
+            "micro-batches": layout.num_micro_batches,
+        },
     )  # fmt: skip
     found = measure(layout, arguments)
     for fault, samples in found.items():

@@ -38,13 +38,15 @@ def _one(layout: Layout) -> float:
         with open(Path(folder) / "log", "wb") as log:
             subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=RUN_S_MAX, check=True)
         lines = [json.loads(line) for line in (Path(folder) / "commits").read_text().splitlines()]
-    times = {line["iteration"]: line["ns"] for line in lines}
+    times: dict[int, int] = {line["iteration"]: line["ns"] for line in lines}
     gaps = [(times[i] - times[i - 1]) / 1e6 for i in range(2, ITERATIONS) if i != KILL_ITERATION]
-    return (times[KILL_ITERATION] - times[KILL_ITERATION - 1]) / 1e6 - sorted(gaps)[len(gaps) // 2]
+    usual = float(sorted(gaps)[len(gaps) // 2])
+    return float(times[KILL_ITERATION] - times[KILL_ITERATION - 1]) / 1e6 - usual
 
 
 def train(folder: Path, iterations: int, tp: int, pp: int, num_micro_batches: int, micro_batch: int) -> None:
     import torch
+
     import unicron
     from unicron.demo import model as demo
     from unicron.training.data import ByteCorpus, ByteDataset

@@ -117,7 +117,7 @@ def test_a_managed_script_and_a_look_from_outside(place: Path) -> None:
 
     try:
         eventually(looks_well, 20)
-        assert run(place, "inject", "kill", "--rank", "1").returncode == 0
+        assert run(place, "inject", "kill", "--task", "plain_worker", "--rank", "1").returncode == 0
         assert "plain_worker" in run(place, "describe").stdout
         assert "n1" in run(place, "nodes").stdout
         assert "[0/0 stdout] arena fresh" in run(place, "logs", "--rank", "0").stdout
@@ -168,7 +168,8 @@ def test_nothing_is_left_behind_when_it_is_ended(place: Path, number: signal.Sig
         (["rn"], 2, "did you mean run"),
         (["ps", "--no-such-option"], 2, "no-such-option"),
         (["ps"], 1, "unicron keys"),
-        (["inject", "kil"], 2, "known: kill"),
+        (["inject", "kil", "--task", "t"], 2, "known: kill"),
+        (["inject", "kill"], 2, "--task"),
         (["submit", "job.yaml"], 1, "unknown field wieght; did you mean weight?"),
         (["submit", "none.yaml"], 1, "cannot read none.yaml"),
         (["coordinator", "cluster.yaml"], 1, "unknown field lisen; did you mean listen?"),

@@ -17,6 +17,7 @@ from unicron.runtime.journal_sqlite import JournalProblem
 from unicron.runtime.keys import KeyProblem
 
 FAILURE = 1
+WIDTH = 200  # of a table that goes into a pipe or a file
 KNOWN_PROBLEMS = (
     CoordinatorRefused,
     CoordinatorSilent,
@@ -86,7 +87,7 @@ def print_table(rows: Iterable[dict[str, Any]], columns: Sequence[str], empty: s
         table.add_row(*(_cell(row.get(column)) for column in columns))
         count += 1
     if count:
-        Console(soft_wrap=not sys.stdout.isatty()).print(table)
+        Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
     else:
         print(empty)
 

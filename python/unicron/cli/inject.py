@@ -37,7 +37,7 @@ POINTS = (
 
 def main(
     fault: Annotated[str, typer.Argument(help=", ".join(FAULTS))],
-    task: Annotated[str, typer.Option(help="May be left out when there is one task.")] = "",
+    task: Annotated[str, typer.Option(help="Never guessed: a fault must not hit a stranger's task.")],
     rank: Annotated[int, typer.Option(help="The role whose worker it hits.")] = 0,
     iteration: Annotated[int, typer.Option(help="-1: the next time it passes.")] = -1,
     point: Annotated[str, typer.Option(help=", ".join(POINTS))] = "now",
@@ -56,8 +56,6 @@ def main(
         if value not in known:
             raise Problem(f"no {name} {value!r}; known: {', '.join(known)}", 2)
     client = from_environment(coordinator, keys)
-    if not task:
-        task = client.ask("describe", task="")["task"]
     where = {"iteration": iteration, "point": point, "micro_batch": micro_batch}
     arguments: dict[str, Any] = {"task": task, "rank": rank, "fault": fault, **where}
     client.ask("inject", **arguments)

@@ -113,6 +113,8 @@ def _run(job: Any, agents: int, slots: int, imports: str, *, quiet: bool, json: 
             signal.signal(number, signal.SIG_IGN)  # nothing may cut the cleaning short
         view.close()
         cluster.stop()
+    if result.never_joined:
+        sys.stderr.write(f"unicron run: {HINT}\n")
     if json:
         print_json({**vars(result), "log_dir": str(logs / job.name)})
     else:

@@ -325,10 +325,8 @@ def _arenas(folder: Path) -> Iterator[str]:
 def plain_processes(arguments: list[str], world_size: int, logs: Path) -> None:
     """The script without unicron (demo/plain.py), until its end."""
     logs.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "unicron.demo.plain", str(world_size), str(port), str(logs)]
+    command = [sys.executable, "-m", "unicron.demo.plain"]
+    command += [str(world_size), str(free_port()), str(logs)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with open(logs / "launcher.log", "wb") as log:
         process = subprocess.Popen([*command, *arguments], env=environment, stdout=log, stderr=log)
@@ -339,3 +337,29 @@ def plain_processes(arguments: list[str], world_size: int, logs: Path) -> None:
         raise WatchProblem(f"the unmanaged run did not end in its time: see {logs}") from None
     finally:
         process.terminate()  # ends its children, too
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_plain(
+    words: list[str], rank: int, size: int, port: int, logs: Path
+) -> subprocess.Popen[Any]:
+    """One process of an unmanaged run, for those who want to stop and continue it (bench/)."""
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    with open(logs / f"{rank}.log", "wb") as log:
+        command = [sys.executable, *words]
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)

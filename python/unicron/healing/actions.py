@@ -14,7 +14,7 @@ class Action(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Compute(Action, frozen=True):
-    """Forward and backward of these micro-batches. extra: on top of whole local sums, which are kept aside meanwhile."""
+    """Forward and backward of these micro-batches. extra: on top of whole local sums, kept aside meanwhile."""
 
     iteration: int
     micro_batches: tuple[int, ...]

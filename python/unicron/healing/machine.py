@@ -21,7 +21,8 @@ The machine never looks at a clock: bounds on waits belong to the runtime, which
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import msgspec
 
@@ -330,7 +331,7 @@ class HealingMachine:
         return self._mended()
 
     def _mended(self) -> do.AnyAction:
-        """The replica stands again: compute, or meet at once if it has nothing to compute (or nothing to compute with)."""
+        """The replica stands again: compute, or meet at once if there is nothing to compute (or to compute with)."""
         verdict = self._inside
         assert verdict is not None
         if self._touched():  # by a newer plan
@@ -459,7 +460,7 @@ class HealingMachine:
         assert self.parked is None or self.phase is not Phase.COMPUTE
 
     #: What `Done` means in each phase.
-    _on_done = {
+    _on_done: ClassVar[dict[Phase, Callable[[HealingMachine], do.AnyAction]]] = {
         Phase.COMPUTE: _tie,
         Phase.TIE: _tied,
         Phase.REDUCE: _reduced,

@@ -100,7 +100,8 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
     positions = range(layout.replica_size)
     lost = tuple(p for p in positions if all(position_of(layout, r.rank) != p for r in holders))
     if lost or plan.restore:
-        return WorldVerdict(-1, None, (), plan.replicas, {}, {}, {}, lost, False, f"positions {list(lost)} have no holder")
+        why = f"positions {list(lost)} have no holder"
+        return WorldVerdict(-1, None, (), plan.replicas, {}, {}, {}, lost, False, why)
     iterations = {iteration_after(r, commit) for r in holders}
     if len(iterations) != 1:
         raise AssertionError(f"epoch {plan.epoch}: ranks at iterations {sorted(iterations)}: {records}")
@@ -114,7 +115,7 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
         len(shared[p]) == _num_segments(plan, records, p) > 0 for p in positions
     )
     if reduced_everywhere:
-        compute: dict[int, tuple[int, ...]] = {replica: () for replica in plan.replicas}
+        compute: dict[int, tuple[int, ...]] = dict.fromkeys(plan.replicas, ())
     else:
         compute = deal(layout.num_micro_batches, dealt, plan.replicas, have)
         # Who computes its share from nothing overwrites what it holds reduced, so it cannot share it.

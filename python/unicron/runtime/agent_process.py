@@ -71,7 +71,7 @@ from unicron.messages import (
 from unicron.runtime import keys, logs
 from unicron.runtime.arena_keeper import ArenaKeeper
 from unicron.runtime.coordinator_link import CoordinatorLink
-from unicron.runtime.ending import Ending
+from unicron.runtime.ending import Ending, rise
 from unicron.runtime.files import write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
 from unicron.runtime.pulses import Pulses
@@ -87,7 +87,6 @@ SAMPLE_MS = 50.0  # 20 Hz
 LOOK_MS = 1.0  # between two looks at a dying process
 LOOK_MS_MAX = 10.0  # then the machine hears "not yet"
 POLL_MS_MAX = 500.0
-NICE = -10
 ENVIRONMENT_DROPPED = ("UNICRON_AGENT", "UNICRON_TASK", "UNICRON_WORKER")
 
 log = logging.getLogger("unicron.agent")
@@ -155,8 +154,7 @@ class AgentProcess:
 
     def run(self) -> int:
         self._ending.catch_signals()
-        with contextlib.suppress(OSError):
-            os.nice(NICE)
+        rise()
         log.info("store at %s, workers at %s", self._store.endpoint, self._server.path)
         try:
             while not self._ending.reason:

@@ -58,7 +58,7 @@ from unicron.messages import (
     encode,
 )
 from unicron.runtime import keys, logs, requests
-from unicron.runtime.ending import Ending
+from unicron.runtime.ending import Ending, rise
 from unicron.runtime.files import write_atomically
 from unicron.runtime.journal_sqlite import JournalProblem, SqliteJournal
 from unicron.runtime.peers import Peers
@@ -129,6 +129,7 @@ class CoordinatorProcess:
 
     def run(self) -> int:
         self._ending.catch_signals()
+        rise()
         try:
             self._begin()
             while not self._ending.reason:
@@ -239,7 +240,11 @@ class CoordinatorProcess:
     def _serve_request(self, identity: bytes, request: Request) -> None:
         self._num_requests += 1
         request_id = f"r{self._num_requests}"
-        answer = requests.answer(request, request_id, self._machine.state, self._seen)
+        try:
+            answer = requests.answer(request, request_id, self._machine.state, self._seen)
+        except Exception as error:  # looking at the state changed nothing: the look failed, not the deciding
+            log.exception("cannot answer %s", request.verb)
+            answer = Reply(False, f"the coordinator cannot answer {request.verb}: {error!r}; its log says more")
         if answer is None:
             self._send(identity, Reply(True, result={}))
             self._ending.ask("asked to")

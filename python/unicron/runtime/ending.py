@@ -1,13 +1,21 @@
-"""When a daemon shall end: a signal, or the end of its lifeline. Both wake its poll at once."""
+"""When a daemon shall end (a signal, or the end of its lifeline: both wake its poll at once), and its priority."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
 import zmq
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+NICE = -10  # who decides must run although every core is busy with training
+
+
+def rise() -> None:
+    """Run before the workers, where that is permitted. What is started later inherits it: start it before."""
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
 
 
 class Ending:

@@ -38,6 +38,7 @@ from unicron.runtime.coordinator_process import CoordinatorSettings
 START_S_MAX = 120.0
 STOP_S_MAX = 5.0
 POLL_S = 0.05
+LOOK_MS_MAX = 2_000  # a coordinator that is silent for so long is dead or being started again
 # daemons that die more often than this have a reason that a restart does not remove
 RESTARTS_MAX = 20
 IMPORTS = "torch,megatron.core"
@@ -290,8 +291,8 @@ class LocalCluster:
     def workers(self, task: str = "") -> list[LiveWorker]:
         """Living workers with a process; the last that were known while there is no coordinator."""
         try:
-            names = [task] if task else [t["task"] for t in self.ask("ps", timeout_ms=2_000)]
-            views = [self.ask("describe", task=name, timeout_ms=2_000) for name in names]
+            names = [task] if task else [t["task"] for t in self.ask("ps", timeout_ms=LOOK_MS_MAX)]
+            views = [self.ask("describe", task=name, timeout_ms=LOOK_MS_MAX) for name in names]
         except CoordinatorSilent:
             return [w for w in self._last_workers if processes.is_alive(w.pid)]
         found = [
@@ -311,7 +312,8 @@ class LocalCluster:
         raise ClusterProblem(f"nobody holds rank {rank} of {task} now")
 
     def incidents(self, task: str = "", after: int = 0) -> list[dict[str, Any]]:
-        return list(self.ask("incidents", task=task, after=after))
+        """All of them, or only those that are open or newer than the number of the last one known."""
+        return list(self.ask("incidents", timeout_ms=LOOK_MS_MAX, task=task, after=after))
 
     def arm_fault(
         self,
@@ -346,7 +348,7 @@ class LocalCluster:
 
     def task_row(self, task: str) -> dict[str, Any]:
         """What `unicron ps` shows of it."""
-        return next(dict(t) for t in self.ask("ps", timeout_ms=2_000) if t["task"] == task)
+        return next(dict(t) for t in self.ask("ps", timeout_ms=LOOK_MS_MAX) if t["task"] == task)
 
     # ------------------------------------------------------------ inside
 

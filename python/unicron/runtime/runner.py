@@ -74,6 +74,7 @@ class Result:
     cause: str
     exit_code: int
     seconds: float
+    never_joined: bool = False  # it was taken for a managed script, and no epoch ever began
     incidents: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -105,7 +106,8 @@ def run_task(cluster: LocalCluster, job: Job, watch: Watch) -> Result:
     found = list(incidents.values())
     seconds = time.monotonic() - start
     code = exit_code(row["outcome"], row["cause"], found)
-    return Result(task, row["outcome"], row["cause"], code, seconds, found)
+    never_joined = job.managed and row["epoch"] == 0 and row["outcome"] == "done"
+    return Result(task, row["outcome"], row["cause"], code, seconds, never_joined, found)
 
 
 def exit_code(outcome: str, cause: str, incidents: list[dict[str, Any]]) -> int:

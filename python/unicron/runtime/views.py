@@ -4,6 +4,7 @@ Pure.
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import msgspec
@@ -80,28 +81,33 @@ def _worker(name: str, task: TaskState, status: Any) -> dict[str, Any]:
     }
 
 
+def _name(value: enum.StrEnum | None) -> str | None:
+    """Its text, also where a plain string stands in its place: a look at the state must not fail."""
+    return None if value is None else str(value)
+
+
 def incident_view(incident: Incident) -> dict[str, Any]:
     """The JSON of INTERFACES.md, and beside it what a person asks next."""
     return {
         "id": incident.id,
         "task": incident.task,
         "fault": incident.fault,
-        "severity": incident.severity.value,
+        "severity": _name(incident.severity),
         "root": {"node": incident.node, "rank": incident.rank},
-        "method": incident.method.value,
-        "outcome": incident.outcome.value if incident.outcome else None,
+        "method": _name(incident.method),
+        "outcome": _name(incident.outcome),
         "detect_ms": incident.detect_ms,
         "decide_ms": incident.decide_ms,
         "resume_ms": incident.resume_ms,
         "lost_ms": incident.lost_ms,
-        "state_source": incident.state_source.value,
+        "state_source": _name(incident.state_source),
         "iterations_lost": incident.iterations_lost,
         "micro_batches_recomputed": incident.micro_batches_recomputed,
         "groups_kept": incident.groups_kept,
         "groups_rebuilt": incident.groups_rebuilt,
         "recompute_ms": incident.recompute_ms,
         "phases_ms": incident.phases_ms,
-        "kind": incident.kind.value if incident.kind else None,
+        "kind": _name(incident.kind),
         "cause": incident.cause,
         "text": incident.text,
         "where": incident.where,

@@ -51,7 +51,7 @@ class TieAfterReduce(HealingMachine):
         self._set(stage=Stage.COMMIT)
         return self._to(Phase.COMMIT, do.Commit(reason="planted"))
 
-    _on_done = {  # noqa: RUF012 - as in the machine
+    _on_done = {
         **HealingMachine._on_done,
         Phase.COMPUTE: lambda self: self._tie(),
         Phase.REDUCE: lambda self: self._reduced(),

@@ -1,7 +1,7 @@
 """Forward and backward of given micro-batches through Megatron's own schedule, and what comes back.
 
-Megatron's schedule is used unchanged: `config.finalize_model_grads_func` is ours (the reduction is done apart), the data
-iterator is ours (it knows which micro-batch is next, moves the pulse and is where a fault can be armed), and
+Megatron's schedule is used unchanged: `config.finalize_model_grads_func` is ours (the reduction is done apart), the
+data iterator is ours (it knows which micro-batch is next, moves the pulse and is where a fault can be armed), and
 forward_step is wrapped to record the loss, because forward_data_store is local to the schedule and dies with it.
 """
 
@@ -97,7 +97,8 @@ class Computation:
 
     def _sequence_length(self, dataset: Any) -> int:
         """Megatron's pipeline needs it to size receive buffers."""
-        for holder, name in ((dataset, "seq_length"), (self.config, "seq_length"), (self.model.module, "max_sequence_length")):
+        places = ((dataset, "seq_length"), (self.config, "seq_length"), (self.model.module, "max_sequence_length"))
+        for holder, name in places:
             value = getattr(holder, name, None)
             if isinstance(value, int):
                 return value

@@ -144,11 +144,11 @@ class Engine:
         self.stepper.zero_grad()
 
         def begin(micro_batch: int) -> None:
+            self._pulse(Stage.COMPUTE, micro_batch)
+            self._maybe_fault(FaultPoint.COMPUTE, micro_batch)
             self.account.forward_begins(action.iteration, micro_batch, micro_batch in begun)
             begun.add(micro_batch)
             self.ledger.set_begun(begun)
-            self._pulse(Stage.COMPUTE, micro_batch)
-            self._maybe_fault(FaultPoint.COMPUTE, micro_batch)
 
         self.computation.run(
             action.iteration, action.micro_batches, self.forward_step, self.dataset, begin

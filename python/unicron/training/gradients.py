@@ -112,8 +112,8 @@ class Gradients:
 
 def _counted_ranges(model: Any) -> list[tuple[torch.Tensor, int, int]]:
     """Ranges of the flat buffers that hold gradients this rank counts in the norm, merged where they touch."""
-    from megatron.core.transformer.module import param_is_not_shared
     from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+    from megatron.core.transformer.module import param_is_not_shared
 
     ranges: list[tuple[torch.Tensor, int, int]] = []
     for buffer in model.buffers + model.expert_parallel_buffers:

@@ -13,6 +13,7 @@ Private API of torch.distributed is used and pinned by tests: _new_process_group
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -242,7 +243,5 @@ def forget_group(group: dist.ProcessGroup) -> None:
     for tagged in world.tags_to_pg.values():
         if group in tagged:
             tagged.remove(group)
-    try:
+    with contextlib.suppress(RuntimeError):  # it may never have been registered by name
         c10d._unregister_process_group(group.group_name)
-    except RuntimeError:
-        pass  # was never registered by name

@@ -59,7 +59,7 @@ class StateMemory:
         self.staging = torch.zeros(staging_bytes, dtype=torch.uint8)
         self.scalars = torch.zeros(SCALARS, dtype=torch.float64)
         self.index = self._lay_out()
-        last, offset, nbytes = self.index[-1]
+        _, offset, nbytes = self.index[-1]
         self.nbytes = offset + _pages(nbytes)
         self.digest = hashlib.sha256(repr(self.index).encode()).hexdigest()[:32]
         self.content_bytes = self.nbytes - _core.ARENA_HEADER_BYTES

@@ -2,7 +2,8 @@
 
 Managed (an agent started this process): join() builds torch.distributed and megatron's parallel_state over stand-in
 groups for this worker's role, or for an understudy's guess; manage() moves the state into the arena and waits for the
-role; train_step() drives the healing machine. Unmanaged (plain torchrun or python): see unmanaged.py; the same script runs.
+role; train_step() drives the healing machine. Unmanaged (plain torchrun or python): see unmanaged.py; the same script
+runs.
 """
 
 from __future__ import annotations
@@ -150,10 +151,13 @@ class Session:
         return plan
 
     def _take_arena(self, engine: Engine, plan: EpochPlan) -> Record:
-        """Own arena of the role's last holder if this is a replacement; else a fresh one."""
+        """Own arena of the role's last holder if there can be a usable one; else a fresh one.
+
+        A replica that comes back (GROW) must not find what it held when it left, iterations ago.
+        """
         memory, rank = engine.memory, self.rank
         num_segments = len(engine.gradients.segments)
-        if plan.kind is PlanKind.REPLACE:
+        if plan.kind in (PlanKind.REPLACE, PlanKind.RECONNECT, PlanKind.SHRINK):
             fd, grant = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=True)
             if grant.adopted:
                 refused = _core.ArenaHeader(fd).check(memory.digest, memory.content_bytes)
@@ -197,7 +201,7 @@ class Session:
                 break
 
     def train_step(self, iteration: int, forward_step: Any, dataset: Any) -> Metrics:
-        """One optimizer step. forward_step: Megatron's; dataset(iteration, micro_batch) -> batch, or a map-style one."""
+        """One optimizer step. forward_step: Megatron's; dataset: (iteration, micro_batch) -> batch, or map-style."""
         engine = self._require_engine()
         if iteration != self._next:
             raise ValueError(f"train_step({iteration}): session.iterations() is at {self._next}")

@@ -1,7 +1,7 @@
 """The optimizer's step from a commit's result: no collective in it, so who has the result rolls forward alone.
 
-The gradient is scaled once, by clip coefficient over token count. Python-side state (scheduler, learning rate) is not in
-tensors; it travels as a small MessagePack in the arena's header.
+The gradient is scaled once, by clip coefficient over token count. Python-side state (scheduler, learning rate) is not
+in tensors; it travels as a small MessagePack in the arena's header.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Stepper:
             }  # fmt: skip
         data = msgspec.msgpack.encode(state)
         if len(data) > EXTRA_BYTES_MAX:
-            raise ExtraStateTooLarge(f"scheduler state is {len(data)} bytes, the arena's header holds {EXTRA_BYTES_MAX}")
+            raise ExtraStateTooLarge(f"scheduler state: {len(data)} bytes, the arena's header holds {EXTRA_BYTES_MAX}")
         return data
 
     def load_extra(self, data: bytes) -> None:

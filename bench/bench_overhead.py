@@ -1,0 +1,219 @@
+"""What being managed costs when nothing fails: CPU seconds per iteration against the same script unmanaged.
+
+Three sets of four processes live side by side and train in turn, in blocks, in an order drawn anew each round: A,
+A' unmanaged, B under unicron. CPU time is that of every process of a set (for B also agents, coordinator, template and
+understudies), read from their CPU clocks around each block. A'/A shows what this machine can resolve: rounds go on until
+its 95 % half-width is small enough. The parts of B are given apart.
+
+    python bench/bench_overhead.py --layout 1,1,4 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import common
+from unicron.coordinator.job import Job
+from unicron.demo import runner
+from unicron.runtime.local_cluster import LocalCluster
+from unicron.types import Layout
+
+BLOCK_S_MAX = 300.0
+START_S_MAX = 180.0
+WARM_UP = 10
+OVER = 1_000_000
+WORKER = str(Path(__file__).with_name("overhead_worker.py"))
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of all threads of a process, living and ended; 0 when it is gone."""
+    with contextlib.suppress(OSError):
+        return time.clock_gettime((~pid << 3) | 2)
+    return 0.0
+
+
+@dataclass
+class Set:
+    """Processes that train in blocks. parts: name -> pids, the workers first."""
+
+    name: str
+    folder: Path
+    layout: Layout
+    parts: dict[str, list[int]] = field(default_factory=dict)
+    done: int = 0
+    samples: list[float] = field(default_factory=list)  # CPU ms per iteration, one per block
+    wall: list[float] = field(default_factory=list)
+    part_samples: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def gate(self) -> Path:
+        return self.folder / "gate"
+
+    def command(self) -> list[str]:
+        layout = self.layout
+        sizes = (layout.tp, layout.pp, layout.num_micro_batches, layout.micro_batch)
+        return [sys.executable, WORKER, str(self.gate), str(self.folder), *map(str, sizes)]
+
+    def wait(self, iteration: int, timeout_s: float) -> None:
+        """Until every rank stands at the gate before `iteration`."""
+        deadline = time.monotonic() + timeout_s
+        for rank in range(self.layout.world_size):
+            while self._progress(rank)[0] < iteration:
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"set {self.name}: rank {rank} did not reach iteration {iteration}")
+                time.sleep(0.01)
+
+    def _progress(self, rank: int) -> tuple[int, int]:
+        with contextlib.suppress(OSError, ValueError):
+            iteration, pid = (self.folder / str(rank)).read_text().split()
+            return int(iteration), int(pid)
+        return -1, 0
+
+    def ready(self) -> None:
+        self.wait(0, START_S_MAX)
+        self.parts = {"workers": [self._progress(r)[1] for r in range(self.layout.world_size)], **self.parts}
+
+    def block(self, iterations: int, *, count: bool = True) -> None:
+        before = {part: sum(map(cpu_s, pids)) for part, pids in self.parts.items()}
+        start = time.monotonic()
+        self.done += iterations
+        new = self.gate.with_suffix(".new")
+        new.write_text(str(self.done))
+        new.rename(self.gate)
+        self.wait(self.done, BLOCK_S_MAX)
+        wall_s = time.monotonic() - start
+        used = {part: sum(map(cpu_s, pids)) - before[part] for part, pids in self.parts.items()}
+        if count:
+            self.samples.append(1e3 * sum(used.values()) / iterations)
+            self.wall.append(1e3 * wall_s / iterations)
+            for part, seconds in used.items():
+                self.part_samples.setdefault(part, []).append(1e3 * seconds / iterations)
+
+
+@contextlib.contextmanager
+def unmanaged(name: str, root: Path, layout: Layout) -> Iterator[Set]:
+    made = Set(name, root / name, layout)
+    made.folder.mkdir()
+    processes = []
+    port = runner.free_port()
+    for rank in range(layout.world_size):
+        processes.append(runner.start_plain(made.command()[1:], rank, layout.world_size, port, made.folder))
+    try:
+        made.ready()
+        yield made
+    finally:
+        end(processes)
+
+
+def end(processes: list[subprocess.Popen[Any]]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait(10)
+
+
+@contextlib.contextmanager
+def managed(root: Path, layout: Layout) -> Iterator[Set]:
+    made = Set("B", root / "B", layout)
+    made.folder.mkdir()
+    with LocalCluster(
+        num_agents=layout.dp, slots=layout.replica_size, understudies=1, imports=runner.IMPORTS,
+        log_dir=root / "cluster",
+    ) as cluster:  # fmt: skip
+        task = cluster.submit(
+            Job(
+                name="overhead", command=tuple(made.command()), layout=layout, cwd=str(root),
+                log_dir=str(root / "logs"), understudies=1,
+            )
+        )  # fmt: skip
+        made.parts = {
+            "coordinator": [cluster.coordinator_pid],
+            "agents": [cluster.agent_pid(node) for node in cluster.nodes],
+        }
+        made.ready()
+        time.sleep(2.0)  # understudies are built
+        rows = cluster.task(task)["workers"]
+        made.parts["understudies"] = [row["pid"] for row in rows if not row["is_member"]]
+        yield made
+        cluster.cancel(task)
+
+
+def ratios(base: list[float], other: list[float]) -> tuple[float, float]:
+    """(mean of the paired differences, 95 % half-width), in per cent of base."""
+    pairs = [100 * (b / a - 1) for a, b in zip(base, other, strict=True)]
+    if len(pairs) < 2:
+        return pairs[0], math.inf
+    return statistics.mean(pairs), 2.0 * statistics.stdev(pairs) / math.sqrt(len(pairs))
+
+
+def measure(sets: dict[str, Set], arguments: argparse.Namespace) -> None:
+    order = list(sets)
+    drawn = random.Random(arguments.seed)
+    for name in order:
+        sets[name].block(WARM_UP, count=False)
+    deadline = time.monotonic() + arguments.minutes * 60
+    for number in range(arguments.runs):
+        drawn.shuffle(order)
+        for name in order:
+            sets[name].block(arguments.block)
+        mean, half = ratios(sets["A"].samples, sets["A'"].samples)
+        print(f"round {number + 1}: A'/A {mean:+.2f} % +- {half:.2f} %", file=sys.stderr, flush=True)
+        if (number >= 7 and half <= arguments.resolve) or time.monotonic() > deadline:
+            return
+
+
+def report(sets: dict[str, Set], arguments: argparse.Namespace) -> common.Bench:
+    a, b = sets["A"], sets["B"]
+    noise, noise_half = ratios(a.samples, sets["A'"].samples)
+    cost, cost_half = ratios(a.samples, b.samples)
+    bench = common.Bench(
+        "cost of being managed", "CPU ms per iteration", baseline="A: unmanaged",
+        configuration={
+            "layout": arguments.layout, "block": arguments.block, "rounds": len(a.samples),
+            "A'/A %": round(noise, 2), "A'/A half-width %": round(noise_half, 2),
+            "B/A %": round(cost, 2), "B/A half-width %": round(cost_half, 2),
+            "upper end of B/A %": round(cost + cost_half, 2), "allowed %": round(2.0 + noise_half, 2),
+        },
+    )  # fmt: skip
+    bench.add("A: unmanaged", a.samples, **{"wall ms": statistics.median(a.wall)})
+    bench.add("A': unmanaged", sets["A'"].samples, **{"wall ms": statistics.median(sets["A'"].wall)})
+    bench.add("B: managed", b.samples, **{"wall ms": statistics.median(b.wall)})
+    for part, samples in b.part_samples.items():
+        bench.add(f"B, part: {part}", samples)
+    return bench
+
+
+def main() -> None:
+    parser = common.parser(__doc__.splitlines()[0], runs=80)
+    parser.add_argument("--layout", default="1,1,4", help="tp,pp,dp")
+    parser.add_argument("--block", type=int, default=20, help="iterations in a block")
+    parser.add_argument("--resolve", type=float, default=0.7, help="half-width of A'/A, in %%, at which to stop")
+    parser.add_argument("--minutes", type=float, default=30.0, help="stop after this long in any case")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    layout = runner.layout_of(*map(int, arguments.layout.split(",")))
+    with tempfile.TemporaryDirectory(prefix="unicron-bench-") as folder, contextlib.ExitStack() as stack:
+        root = Path(folder)
+        sets = {
+            "A": stack.enter_context(unmanaged("A", root, layout)),
+            "A'": stack.enter_context(unmanaged("A'", root, layout)),
+            "B": stack.enter_context(managed(root, layout)),
+        }
+        measure(sets, arguments)
+        report(sets, arguments).finish(arguments)
+
+
+if __name__ == "__main__":
+    main()
