@@ -69,7 +69,7 @@ def _one_layout(sizes: tuple[int, int, int], folder: str) -> None:
     tp, pp, dp = sizes
     parallel_state.initialize_model_parallel(tp, pp, create_gloo_process_groups=False)
     layout = Layout(tp=tp, pp=pp, dp=dp, micro_batch=2, num_micro_batches=2 * dp)
-    job = Job(layout, *demo.build(layout, 10))
+    job = Job(layout, *demo.build(layout))
     job.train(2)
     saver = checkpoint.Saver(f"{folder}/{tp}{pp}{dp}", keep=2)
     for iteration in (2, 3, 4):
@@ -148,7 +148,7 @@ class Job:
                 forward_only=False,
             )
             self.optimizer.step()
-            self.scheduler.step(1)
+            self.scheduler.step(self.layout.micro_batch * self.layout.num_micro_batches)
             self.iteration += 1
 
     def tensors(self) -> dict[str, torch.Tensor]:

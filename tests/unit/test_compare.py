@@ -64,7 +64,7 @@ class Folder:
         np.save(self.path / f"gradient_{iteration}_{rank}.npy", values.astype(np.float32))
 
     def state(self, rank, digest, weights):
-        facts = {"rank": rank, "sha256": digest, "parameters": 10, "tied": [], "iteration": 39}
+        facts = {"rank": rank, "sha256": digest, "parameters": 10, "tied": [], "iteration": 31}
         (self.path / f"state_{rank}.json").write_text(json.dumps(facts))
         np.save(self.path / f"weights_{rank}.npy", weights.astype(np.float32))
 
@@ -223,7 +223,7 @@ def test_a_loss_that_does_not_fall(tmp_path, reference):
 
 def test_a_run_that_did_not_end(tmp_path, reference):
     folder = Folder(tmp_path / "run", iterations=20)
-    assert "iteration 39 was not reached" in reasons(folder, reference)
+    assert "iteration 31 was not reached" in reasons(folder, reference)
 
 
 def test_ranks_that_report_different_losses(healed, reference):
@@ -302,7 +302,7 @@ def test_the_coordinator_s_loss_must_not_pause_training(tmp_path, reference):
     result = verdict(folder, reference, name="coordinator", incidents=[])
     assert result["passed"] and result["outcome"] == "unaffected" and result["gradient"] is None
     for rank in range(4):
-        folder.write(f"rank_{rank}.jsonl", [folder.line(40, commit_ns=10_000_000_000)])
+        folder.write(f"rank_{rank}.jsonl", [folder.line(32, commit_ns=10_000_000_000)])
     assert "training paused" in reasons(folder, reference, name="coordinator", incidents=[])
 
 
@@ -350,7 +350,7 @@ def test_magnitudes_of_tied_embeddings_are_those_of_both_stages(tmp_path):
     layout = Layout(tp=1, pp=2, dp=2, num_micro_batches=8)
     folder = Folder(tmp_path / "run", layout, magnitudes=True)
     for rank in range(4):
-        facts = {"rank": rank, "sha256": "x", "parameters": 1, "tied": [[2, 4]], "iteration": 39}
+        facts = {"rank": rank, "sha256": "x", "parameters": 1, "tied": [[2, 4]], "iteration": 31}
         (folder.path / f"state_{rank}.json").write_text(json.dumps(facts))
     run = results.load(folder.path)
     own = judge.magnitude(run, HIT, 0, layout)

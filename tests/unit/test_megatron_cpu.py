@@ -98,7 +98,7 @@ def test_the_demo_model_trains_in_one_process():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
-        model, optimizer, scheduler = demo.build(layout, iterations=20)
+        model, optimizer, scheduler = demo.build(layout)
         model.config.finalize_model_grads_func = finalize_model_grads
         dataset = ByteDataset(ByteCorpus.from_stdlib(200_000), demo.SEQ_LENGTH, 2, 2)
         losses = []
@@ -115,7 +115,7 @@ def test_the_demo_model_trains_in_one_process():
                 forward_only=False,
             )
             optimizer.step()
-            scheduler.step(1)
+            scheduler.step(4)  # samples
             total = sum(report["lm loss"] for report in done)
             losses.append(float(total[0] / total[1]))
         assert losses[0] > 5.2 and losses[-1] < losses[0] - 1.0

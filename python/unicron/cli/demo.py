@@ -19,7 +19,7 @@ RECOVERIES = ("in-order",)
 
 def main(
     scenario: Annotated[str, typer.Option(help="A scenario's name, several with commas, or all.")] = "all",
-    iterations: Annotated[int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)] = 40,
+    iterations: Annotated[int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)] = 32,
     layout: Annotated[str, typer.Option(help="tp,pp,dp")] = "1,1,4",
     optimizer: Annotated[str, typer.Option(help=" | ".join(OPTIMIZERS))] = "plain",
     recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",

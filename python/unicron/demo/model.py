@@ -30,11 +30,12 @@ NUM_HEADS = 4
 SEQ_LENGTH = 64
 VOCABULARY = 256
 LEARNING_RATE = 3e-3
+WARMUP_ITERATIONS = 5
 CLIP_GRAD = 1.0
 MODEL_SEED = 1234
 
 
-def build(layout: Layout, iterations: int) -> tuple[Any, Any, Any]:
+def build(layout: Layout) -> tuple[Any, Any, Any]:
     """(DDP model, Megatron optimizer, scheduler) of this rank. parallel_state must stand."""
     tensor_parallel.model_parallel_cuda_manual_seed(MODEL_SEED)
     config = transformer_config(layout)
@@ -56,7 +57,7 @@ def build(layout: Layout, iterations: int) -> tuple[Any, Any, Any]:
         [model],
         use_gloo_process_groups=False,
     )
-    return model, optimizer, build_scheduler(optimizer, iterations)
+    return model, optimizer, build_scheduler(optimizer, layout)
 
 
 def transformer_config(layout: Layout) -> TransformerConfig:
@@ -76,14 +77,17 @@ def transformer_config(layout: Layout) -> TransformerConfig:
     )
 
 
-def build_scheduler(optimizer: Any, iterations: int) -> OptimizerParamScheduler:
-    """A short warm-up, then a constant rate: nothing depends on where a run was meant to end."""
+def build_scheduler(optimizer: Any, layout: Layout) -> OptimizerParamScheduler:
+    """A short warm-up, then a constant rate: nothing depends on where a run was meant to end.
+
+    Megatron's scheduler counts samples."""
+    batch = layout.micro_batch * layout.num_micro_batches
     return OptimizerParamScheduler(
         optimizer,
-        init_lr=0.0,
+        init_lr=LEARNING_RATE / WARMUP_ITERATIONS,
         max_lr=LEARNING_RATE,
         min_lr=LEARNING_RATE,
-        lr_warmup_steps=min(5, max(1, iterations // 4)),
+        lr_warmup_steps=WARMUP_ITERATIONS * batch,
         lr_decay_steps=1 << 30,
         lr_decay_style="constant",
         start_wd=0.01,

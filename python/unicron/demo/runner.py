@@ -31,7 +31,7 @@ MICRO_BATCHES_PER_REPLICA = 4
 UNDERSTUDIES = 1  # a node
 IMPORTS = "torch,megatron.core,unicron.training,unicron.demo.model,unicron.demo.record"
 UNMANAGED_ITERATIONS = 20
-UNMANAGED_TIMEOUT_S = 180.0
+UNMANAGED_TIMEOUT_S = 240.0
 ENDED_S = 5.0  # how long the processes of a finished task may take to be gone
 REFERENCE = "reference"
 SCRIPT = ("-m", "unicron.demo.train")
@@ -199,7 +199,7 @@ class Suite:
         arguments += ["--micro-batch", str(layout.micro_batch)]
         arguments += ["--num-micro-batches", str(layout.num_micro_batches)]
         try:
-            plain_processes([*SCRIPT, *arguments], layout.world_size, self._logs / "unmanaged")
+            plain_processes(arguments, layout.world_size, self._logs / "unmanaged")
         except WatchProblem as problem:  # a number is missing then; no scenario needs it
             self._progress.happened(str(problem))
         self._progress.ends(None)
@@ -322,22 +322,21 @@ def _arenas(folder: Path) -> Iterator[str]:
                 yield f"arena {link.stat().st_ino}"
 
 
-def plain_processes(words: list[str], world_size: int, logs: Path) -> None:
-    """torchrun's environment contract without torchrun: nothing supervises these."""
+def plain_processes(arguments: list[str], world_size: int, logs: Path) -> None:
+    """The script without unicron (demo/plain.py), until its end."""
     logs.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    started = [start_plain(words, rank, world_size, port, logs) for rank in range(world_size)]
-    deadline = time.monotonic() + UNMANAGED_TIMEOUT_S
+    command = [sys.executable, "-m", "unicron.demo.plain"]
+    command += [str(world_size), str(free_port()), str(logs)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with open(logs / "launcher.log", "wb") as log:
+        process = subprocess.Popen([*command, *arguments], env=environment, stdout=log, stderr=log)
     try:
-        for rank, process in enumerate(started):
-            code = process.wait(max(0.1, deadline - time.monotonic()))
-            if code:
-                raise WatchProblem(f"the unmanaged run failed: see {logs / f'{rank}.log'}")
+        if process.wait(UNMANAGED_TIMEOUT_S):
+            raise WatchProblem(f"the unmanaged run failed: see {logs}")
     except subprocess.TimeoutExpired:
         raise WatchProblem(f"the unmanaged run did not end in its time: see {logs}") from None
     finally:
-        for process in started:
-            process.kill()
+        process.terminate()  # ends its children, too
 
 
 def free_port() -> int:
@@ -346,8 +345,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_plain(words: list[str], rank: int, size: int, port: int, logs: Path) -> subprocess.Popen[Any]:
-    """One process of an unmanaged run."""
+def start_plain(
+    words: list[str], rank: int, size: int, port: int, logs: Path
+) -> subprocess.Popen[Any]:
+    """One process of an unmanaged run, for those who want to stop and continue it (bench/)."""
     environment = {
         **os.environ,
         "RANK": str(rank),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from unicron.types import Layout, Rank
 
-ITERATIONS = 40
+ITERATIONS = 32
 FAULT_ITERATION = 12
 # Iterations whose reduced gradient both runs keep: faults fall into it also when an act comes late.
 GRADIENT_WINDOW = tuple(range(FAULT_ITERATION, FAULT_ITERATION + 8))

@@ -4,7 +4,7 @@ Everything unicron is in four lines: join, manage, iterations, train_step. What 
 the run (demo/record.py), or is a fault of the script itself (--poison: a sample that no incarnation
 can digest). Without unicron around it (torchrun, or plain python) the same script trains unmanaged.
 
-Example: unicron run --agents 4 -m unicron.demo.train --iterations 40 --results /tmp/run"""
+Example: unicron run --agents 4 -m unicron.demo.train --iterations 32 --results /tmp/run"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main() -> None:
                 DATA_SEED,
             )
         )
-        model, optimizer, scheduler = demo.build(layout, options.iterations)
+        model, optimizer, scheduler = demo.build(layout)
         recorder = Recorder(
             options.results, session.rank, options.gradients, magnitudes=options.magnitudes
         )
@@ -77,7 +77,7 @@ def forward_step(
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--iterations", type=int, default=40, help="compared after this many")
+    parser.add_argument("--iterations", type=int, default=32, help="compared after this many")
     parser.add_argument("--extra", type=int, default=0, help="go on for this many")
     parser.add_argument("--results", type=Path, required=True, help="folder of this run")
     parser.add_argument("--gradients", type=numbers, default=(), help="iterations, e.g. 10,11,12")
