@@ -34,13 +34,12 @@ def main(
 
     Example: unicron demo --scenario kill-compute --layout 1,2,2
     """
-    from unicron.runtime.local_cluster import ClusterProblem
-
     from unicron.demo import report as reporting
     from unicron.demo import scenarios
     from unicron.demo.progress import Progress
     from unicron.demo.runner import Options, Suite, layout_of
     from unicron.demo.watch import WatchProblem
+    from unicron.runtime.local_cluster import ClusterProblem
 
     _refuse("optimizer", optimizer, OPTIMIZERS)
     _refuse("recovery", recovery, RECOVERIES)
