@@ -107,7 +107,6 @@ def incident_view(incident: Incident) -> dict[str, Any]:
         "groups_rebuilt": incident.groups_rebuilt,
         "recompute_ms": incident.recompute_ms,
         "phases_ms": incident.phases_ms,
-        "kind": incident.kind.value if incident.kind else None,
         "kind": _name(incident.kind),
         "cause": incident.cause,
         "text": incident.text,
