@@ -107,7 +107,7 @@ def main() -> None:
                 if waiting:
                     rank, waiting, source = mine.rank, False, "own_arena"
                     memory = arena(rank, adopt=True)
-                    iteration = int(os.pread(memory, 16, _core.ARENA_HEADER_BYTES) or b"0")
+                    iteration = int(os.pread(memory, 16, _core.ARENA_HEADER_BYTES).strip(b"\0") or b"0")
                     monitor.send(encode(WorkerReady(WORKER, rank, False)), 1000)
                 print("plan", plan.epoch, plan.kind.value, "rank", rank, flush=True)
                 if plan.kind != "start":
