@@ -64,8 +64,10 @@ def become_worker(request: Fork, template_pid: int) -> None:
     """Turn a fresh fork into a process of its own: session, signals, environment, logs, title."""
     die_with_parent(template_pid)
     os.setsid()
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    # As Python itself starts: a write to a shut gloo socket must be an error, not the end of a survivor.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.environ.clear()

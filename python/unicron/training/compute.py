@@ -123,6 +123,26 @@ def tie(model: Any, config: Any) -> None:
     functions["_allreduce_position_embedding_grads"]([model], config, pos_embd, pp_group)
 
 
+def share_tied_weight(model: Any) -> None:
+    """Give the last stage's copy of a tied embedding the first stage's values, when a task starts.
+
+    Megatron does it while the model is built, by a sum with zeros; then the groups are stand-ins and nothing is
+    summed. A broadcast, so that doing it twice (a failure during the start) changes nothing.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.utils import get_attr_wrapped_model
+
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return
+    module = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
+    if not getattr(module, "share_embeddings_and_output_weights", False):
+        return
+    if module.pre_process or module.post_process:
+        group = parallel_state.get_embedding_group()
+        weight = module.shared_embedding_or_output_weight()
+        torch.distributed.broadcast(weight.data, src=torch.distributed.get_global_rank(group, 0), group=group)
+
+
 def _functions(module: Any) -> dict[str, Any]:
     """megatron.core.distributed exports a function under its module's name; look the module up by its path."""
     import sys

@@ -31,7 +31,7 @@ from unicron.training.ledger import Ledger
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory
 from unicron.training.store import RENDEZVOUS_MS_MAX, RendezvousStore
-from unicron.types import EpochPlan, Layout, Rank, Stage
+from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 
 AWAIT_PLAN_MS_MAX = 120_000
 COLLECTIVE_ERROR = re.compile(r"gloo|NCCL|Connection (closed|reset)|[Tt]imed out waiting|Broken pipe")
@@ -268,6 +268,8 @@ class Engine:
     def _rebuild_inside(self, action: do.RebuildInside) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
         made = self.groups.rebuild_inside(action.plan, action.touched, self._store(action.plan))
+        if action.plan.kind is PlanKind.START:
+            compute.share_tied_weight(self.model)
         self.account.groups_made(made)
         return on.Done()
 
