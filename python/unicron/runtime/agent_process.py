@@ -17,6 +17,7 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -87,6 +88,8 @@ SAMPLE_MS = 50.0  # 20 Hz
 LOOK_MS = 1.0  # between two looks at a dying process
 LOOK_MS_MAX = 10.0  # then the machine hears "not yet"
 POLL_MS_MAX = 500.0
+BURST_QUIET_MS = 1  # so long without a question, and the burst is over
+BURST_MS_MAX = 5.0
 ENVIRONMENT_DROPPED = ("UNICRON_AGENT", "UNICRON_TASK", "UNICRON_WORKER")
 
 log = logging.getLogger("unicron.agent")
@@ -124,6 +127,9 @@ class AgentProcess:
         self._looks: dict[str, tuple[int, float]] = {}  # worker -> (pid, until)
         self._pidfds: dict[str, int] = {}
         self._next_sample_ms = 0.0
+        self._poller = zmq.Poller()
+        self._burst_poller = zmq.Poller()
+        self._interests: list[tuple[Any, int]] = []
         self._last_reasons: dict[str, str] = {}
         self._environment = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT_DROPPED}
         self._server = WorkerServer(directory / "agent.sock")
@@ -177,24 +183,45 @@ class AgentProcess:
                     self._take(event)
         if self._gate.socket in ready:
             self._gate.serve()
-        self._read_coordinator()
+        if not ready.keys().isdisjoint(self._coordinator.sockets):
+            self._read_coordinator()
         if self._store.socket in ready:
-            self._store.serve()
+            self._serve_store()
         self._do_what_is_due()
         self._drain()
 
     def _poll(self) -> dict[object, int]:
-        poller = zmq.Poller()
-        for socket in (self._gate.socket, self._store.socket, *self._coordinator.sockets):
-            poller.register(socket, zmq.POLLIN)
-        poller.register(self._pulses.fileno(), zmq.POLLIN)
-        self._ending.register(poller)
-        for fd, wants_to_write in self._server.interests():
-            poller.register(fd, zmq.POLLIN | (zmq.POLLOUT if wants_to_write else 0))
+        """The poller is made anew only when something came, went or wants to write (healing waits for the store)."""
+        interests: list[tuple[Any, int]] = [
+            *((fd, zmq.POLLIN | (zmq.POLLOUT if writes else 0)) for fd, writes in self._server.interests()),
+            *((socket, zmq.POLLIN) for socket in self._coordinator.sockets),
+        ]
         if self._template is not None:
             writing = zmq.POLLOUT if self._template.wants_to_write else 0
-            poller.register(self._template.fileno(), zmq.POLLIN | writing)
-        return dict(poller.poll(self._wait_ms()))
+            interests.append((self._template.fileno(), zmq.POLLIN | writing))
+        if interests != self._interests:
+            self._interests = interests
+            self._poller = zmq.Poller()
+            for each, events in interests:
+                self._poller.register(each, events)
+            for socket in (self._gate.socket, self._store.socket):
+                self._poller.register(socket, zmq.POLLIN)
+            self._poller.register(self._pulses.fileno(), zmq.POLLIN)
+            self._ending.register(self._poller)
+            self._burst_poller = zmq.Poller()
+            for each in (self._store.socket, self._coordinator.socket, self._pulses.fileno()):
+                self._burst_poller.register(each, zmq.POLLIN)
+        return dict(self._poller.poll(self._wait_ms()))
+
+    def _serve_store(self) -> None:
+        """A rendezvous is a burst of small questions: stay with it while it lasts, bounded, and until a death or an
+        order comes."""
+        until = now_ms() + BURST_MS_MAX
+        while True:
+            self._store.serve()
+            ready = self._burst_poller.poll(BURST_QUIET_MS)
+            if len(ready) != 1 or ready[0][0] is not self._store.socket or now_ms() >= until:
+                return
 
     def _wait_ms(self) -> int:
         now = now_ms()
