@@ -75,6 +75,11 @@ class UnknownTransition(AssertionError):
     """An event that this phase does not know: a programmer's error, never ignored."""
 
 
+def _new_or_touched(plan: EpochPlan) -> set[Rank]:
+    """At the start nobody has groups yet, and an heir has none whatever became of its predecessor's."""
+    return set(plan.ranks) if plan.kind is PlanKind.START else {*plan.touched, *plan.heirs}
+
+
 class Work(msgspec.Struct, frozen=True):
     """What a meeting left this rank to do in its iteration."""
 
@@ -434,7 +439,7 @@ class HealingMachine:
         """Ranks of my replica touched by pending plans and not mended yet."""
         mine = set(self.layout.replica_ranks(self.replica))
         new = [p for p in self.pending if p.epoch > self._inside_done]
-        return tuple(sorted({t for p in new for t in p.touched if t in mine}))
+        return tuple(sorted({t for p in new for t in _new_or_touched(p) if t in mine}))
 
     def _fresh(self, iteration: int) -> None:
         self._set(
