@@ -35,7 +35,7 @@ def main() -> None:
         from unicron.demo import model as demo
 
         layout = session.layout
-        model, optimizer, scheduler = demo.build(layout, 100)
+        model, optimizer, scheduler = demo.build(layout)
         session.manage(model, optimizer, scheduler)
         corpus = ByteCorpus.from_stdlib(2_000_000)
         dataset = ByteDataset(corpus, demo.SEQ_LENGTH, layout.micro_batch, layout.num_micro_batches, 1234)

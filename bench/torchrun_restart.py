@@ -53,7 +53,7 @@ def train(folder: Path, iterations: int, tp: int, pp: int, num_micro_batches: in
 
     with unicron.join(tp=tp, pp=pp, micro_batch=micro_batch, num_micro_batches=num_micro_batches) as session:
         rank, layout = session.rank, session.layout
-        model, optimizer, scheduler = demo.build(layout, iterations)
+        model, optimizer, scheduler = demo.build(layout)
         session.manage(model, optimizer, scheduler)
         corpus = ByteCorpus.from_stdlib(2_000_000)
         dataset = ByteDataset(corpus, demo.SEQ_LENGTH, micro_batch, num_micro_batches, 1234)

@@ -172,7 +172,8 @@ class Engine:
             if segment == 1:
                 self._maybe_fault(FaultPoint.REDUCE)
 
-        self.gradients.reduce(self.ledger, self.groups.data_group(), self.rank, action.shared, before)
+        shared = tuple(map(self.groups.data_index, action.shared))
+        self.gradients.reduce(self.ledger, self.groups.data_group(), shared, before)
         return on.Done()
 
     def _commit(self, action: do.Commit) -> on.AnyEvent:
@@ -287,12 +288,12 @@ class Engine:
             extra = self.stepper.extra_tensor()
             for target in fetch.targets:
                 for piece in [*self.memory.state_pieces(), extra]:
-                    dist.send(piece, dst=target, group=group)
+                    dist.send(piece, group_dst=self.groups.data_index(target), group=group)
         elif self.rank in fetch.targets:
             self.ledger.begin_step()  # torn until the last piece is here
             extra = self.stepper.extra_tensor()
             for piece in [*self.memory.state_pieces(), extra]:
-                dist.recv(piece, src=fetch.source, group=group)
+                dist.recv(piece, group_src=self.groups.data_index(fetch.source), group=group)
             self.stepper.load_extra(bytes(extra.numpy().tobytes()))
             self.ledger.end_step(action.iteration, self.stepper.extra_state())
             self.account.state_source = "replica"

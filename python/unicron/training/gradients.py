@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from unicron.training.ledger import Ledger
 from unicron.training.memory import StateMemory
-from unicron.types import Rank
 
 CHUNK_BYTES = 64 << 20
 
@@ -58,10 +57,12 @@ class Gradients:
     # ---------------------------------------------------------- reduction
 
     def reduce(
-        self, ledger: Ledger, group: dist.ProcessGroup | None, rank: Rank, shared: tuple[Rank, ...],
-        before: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        """All segments in order; `shared` names who holds segment 0, 1, … reduced already. before(n): fault point."""
+        self, ledger: Ledger, group: dist.ProcessGroup | None, shared: tuple[int, ...], before: Callable[[int], None]
+    ) -> None:
+        """All segments in order; `shared`: place in the group of who holds segment 0, 1, … reduced already.
+
+        before(n) is called before each (fault point).
+        """
         own = ledger.segments_reduced
         for number, segment in enumerate(self.segments):
             before(number)
@@ -70,9 +71,9 @@ class Gradients:
                 continue
             staged = self._staged(segment)
             if number < len(shared):
-                if shared[number] == rank:
+                if shared[number] == dist.get_rank(group):
                     staged.copy_(segment)
-                dist.broadcast(staged, src=shared[number], group=group)
+                dist.broadcast(staged, group_src=shared[number], group=group)
                 if number < own:
                     continue
             else:

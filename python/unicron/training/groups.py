@@ -113,6 +113,10 @@ class Groups:
         self._ids: dict[Ranks, int] = {}
         self._next_id = itertools.count(1)
         self._retired: list[Any] = []  # replaced handles stay referenced until every site is rebound
+        self._members: dict[Ranks, Ranks] = {}  # the live members of each group, in order
+        self._rank_lists: dict[str, list[Rank]] = {}  # parallel_state's own lists of ranks, at full width
+        # torch's number of a rank: its place in the default group. Ranks are stable, those are not.
+        self._number: dict[Rank, int] = {r: r for r in range(layout.world_size)}
         self.world: dist.ProcessGroup | None = None
 
     # -------------------------------------------------------------- once
@@ -131,7 +135,11 @@ class Groups:
         for site in self._sites:
             if site.ranks == (self.rank,):
                 site.bind(alone)
-        self._retired.append(alone)
+        self._live[(self.rank,)], self._members[(self.rank,)] = alone, (self.rank,)
+        self._rank_lists = {
+            name: list(value) for name, value in vars(parallel_state).items()
+            if name.endswith("_GLOBAL_RANKS") and isinstance(value, list)
+        }  # fmt: skip
 
     def _peers(self, rank: Rank) -> Ranks:
         tp, _, pp = self.layout.coords(rank)
@@ -157,6 +165,10 @@ class Groups:
     def data_group(self) -> dist.ProcessGroup | None:
         """The live ranks of my position, one a replica; None when I am the only one."""
         return self._live.get(self._peers(self.rank))
+
+    def data_index(self, rank: Rank) -> int:
+        """Place of a rank of my position in data_group()."""
+        return self._members[self._peers(self.rank)].index(rank)
 
     # -------------------------------------------------------------- by difference
 
@@ -196,12 +208,13 @@ class Groups:
         sockets = [fd for fd in _core.connected_sockets() if fd not in before]
         group_id = next(self._next_id)
         self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
-        self._live[full], self._ids[full] = group, group_id
+        self._live[full], self._ids[full], self._members[full] = group, group_id, members
         if self._monitor.newest_epoch() > plan.epoch:
             raise GroupInterrupted(f"epoch {self._monitor.newest_epoch()} while making groups of {plan.epoch}")
         if world:
             self.world = group
             c10d._update_default_pg(group)
+            self._renumber(plan)
         for site in self._sites:
             if site.ranks == full:
                 site.bind(group)
@@ -219,8 +232,21 @@ class Groups:
             timeout=COLLECTIVE_TIMEOUT,
             group_desc=name,
         )
-        c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(members)}
+        c10d._world.pg_group_ranks[group] = self._numbered(members)
         return group
+
+    def _numbered(self, members: Ranks) -> dict[int, int]:
+        return {self._number.get(rank, rank): index for index, rank in enumerate(members)}
+
+    def _renumber(self, plan: EpochPlan) -> None:
+        """A new default group: torch and megatron look members up by their place in it, in every group."""
+        from megatron.core import parallel_state
+
+        self._number = {rank: index for index, rank in enumerate(plan.ranks)}
+        for full, group in self._live.items():
+            c10d._world.pg_group_ranks[group] = self._numbered(self._members[full])
+        for name, ranks in self._rank_lists.items():
+            setattr(parallel_state, name, [self._number[r] for r in ranks if r in self._number])
 
     def _forget(self, full: Ranks) -> None:
         group = self._live.pop(full, None)
@@ -232,7 +258,7 @@ class Groups:
 
     def release_retired(self) -> None:
         """Between iterations: let the replaced groups go (their destructors join threads)."""
-        self._retired = self._retired[:1]
+        self._retired.clear()
 
 
 def forget_group(group: dist.ProcessGroup) -> None:
