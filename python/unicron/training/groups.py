@@ -225,7 +225,7 @@ class Groups:
         group, _ = c10d._new_process_group_helper(
             len(members),
             members.index(self.rank),
-            [] if world else list(members),
+            [] if world else list(self._numbered(members)),
             dist.Backend("gloo"),
             store,
             group_name=name,  # type: ignore[arg-type]
@@ -236,7 +236,9 @@ class Groups:
         return group
 
     def _numbered(self, members: Ranks) -> dict[int, int]:
-        return {self._number.get(rank, rank): index for index, rank in enumerate(members)}
+        """Members by torch's numbers; ranks that the default group does not hold yet get numbers beyond it."""
+        beyond = self.layout.world_size
+        return {self._number.get(rank, beyond + rank): index for index, rank in enumerate(members)}
 
     def _renumber(self, plan: EpochPlan) -> None:
         """A new default group: torch and megatron look members up by their place in it, in every group."""
