@@ -11,6 +11,7 @@ from unicron.sim.plants import PLANTS
 from unicron.sim.run import options_of, run_seed
 
 SAMPLE = range(1000, 1016)
+SEARCHED = range(1, 200)  # each plant hangs in a few of a hundred histories
 
 
 @pytest.mark.parametrize("seed", SAMPLE)
@@ -19,19 +20,23 @@ def test_seed(seed: int) -> None:
     assert result.is_good, f"{result.violations[0]}\nreplay: python -m unicron.sim --seed {seed}"
 
 
-@pytest.mark.parametrize(
-    ("plant", "seed"), [("keep-healthy-cross-group", 1), ("tie-after-reduce", 17), ("no-confirm", 53)]
-)
-def test_planted_hang_is_found(plant: str, seed: int) -> None:
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("plant", ["keep-healthy-cross-group", "tie-after-reduce"])
+def test_planted_hang_is_found(plant: str) -> None:
     """As what it is: nobody advances until a bound runs out. Without the plant the same faults are healed."""
-    result = run_seed(seed, plant)
-    assert any("nobody advanced" in v or "no progress" in v for v in result.violations), result.violations
-    options = options_of(seed, plant)
-    options.plant = ""
-    assert run_seed(seed, "", options).is_good
+    for seed in SEARCHED:
+        result = run_seed(seed, plant)
+        if any("nobody advanced" in v or "no progress" in v for v in result.violations):
+            options = options_of(seed, plant)
+            options.plant = ""
+            assert run_seed(seed, "", options).is_good
+            return
+    raise AssertionError(f"{plant} is not found by seeds {SEARCHED}")
 
 
 def test_every_plant_is_tested() -> None:
+    """no-confirm needs a commit that some ranks of a replica saw: too rare for a few seeds, so it is tested on the
+    machine itself (tests/unit/test_healing_machine.py)."""
     assert set(PLANTS) == {"keep-healthy-cross-group", "tie-after-reduce", "no-confirm"}
 
 

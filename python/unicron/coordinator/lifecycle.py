@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unicron.coordinator.journal import TaskEnded
-from unicron.coordinator.state import TaskState
+from unicron.coordinator.state import TaskState, node_order
 from unicron.coordinator.step import Step
 from unicron.messages import FinishUnderstudies, StopTask
 from unicron.types import Outcome
@@ -17,7 +17,7 @@ def stop_task(step: Step, task: TaskState, cause: str) -> None:
         return
     step.write(TaskEnded(task.name, "stopped", cause), cause)
     task.move("stop")
-    for node in task.nodes():
+    for node in _everywhere(step):
         step.send(node, StopTask(task.name, cause), cause)
     for incident in step.state.open_incidents(task.name):
         step.change_incident(incident, "the task is stopped", outcome=Outcome.STOPPED)
@@ -27,11 +27,16 @@ def stop_task(step: Step, task: TaskState, cause: str) -> None:
 def finish_task(step: Step, task: TaskState, reason: str) -> None:
     step.write(TaskEnded(task.name, "done", reason), reason)
     task.move("done")
-    for node in task.nodes():
+    for node in _everywhere(step):
         step.send(node, FinishUnderstudies(task.name, reason), reason)
     for incident in step.state.open_incidents(task.name):
         step.change_incident(incident, "the task is done", outcome=Outcome.UNAFFECTED)
     _await_exits(step, task, reason)
+
+
+def _everywhere(step: Step) -> list[str]:
+    """Also nodes where nobody of the task lives any more: their agents still keep its arenas."""
+    return sorted(step.state.nodes, key=node_order)
 
 
 def _await_exits(step: Step, task: TaskState, reason: str) -> None:

@@ -1,0 +1,119 @@
+"""The worker-side machine, fed by hand: what each kind of hang or miscount looked like when it was found."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unicron.healing import actions as do
+from unicron.healing import events as on
+from unicron.healing.dealing import assigned, deal
+from unicron.healing.machine import HealingMachine
+from unicron.healing.record import CommitResult, Record
+from unicron.sim.plants import machine_for
+from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
+
+LAYOUT = Layout(tp=1, pp=2, dp=2, micro_batch=1, num_micro_batches=8)
+COMMIT = CommitResult(0, 64.0, 1.0, 0.0, 5.0)
+
+
+def plan(epoch: int, kind: PlanKind, *, touched: tuple[int, ...] = (), heirs: tuple[int, ...] = ()) -> EpochPlan:
+    members = tuple(Member(r, "n0", f"n0.w{r + 10 * epoch if r in heirs else r}") for r in range(LAYOUT.world_size))
+    return EpochPlan("t", epoch, kind, LAYOUT, (0, 1), members, touched, heirs)
+
+
+def started(machines: list[HealingMachine]) -> None:
+    """All ranks through the start and into the commit of iteration 0."""
+    start = plan(1, PlanKind.START)
+    for machine in machines:
+        (action,) = machine.step(on.Joined(start, Record(machine.rank, 0, Stage.STARTING, num_segments=2)))
+        assert isinstance(action, do.ExchangeInside), "no inside groups would be built at the start"
+    gathered = [m.record for m in machines]
+    for machine in machines:
+        inside = [r for r in gathered if LAYOUT.replica_of(r.rank) == machine.replica]
+        (action,) = machine.step(on.RecordsGathered(inside))
+        assert isinstance(action, do.RebuildInside) and action.touched is None
+        (action,) = machine.step(on.Done())
+        assert isinstance(action, do.ExchangeWorld)
+    world = [m.record for m in machines]
+    for machine in machines:
+        machine.step(on.RecordsGathered(world))
+        (action,) = machine.step(on.Done())
+        assert isinstance(action, do.Ready) and action.iteration == 0
+        (action,) = machine.step(on.IterationBegun(0))
+        assert isinstance(action, do.Compute)
+        for expected in (do.Tie, do.Reduce, do.Commit):
+            (action,) = machine.step(on.Done())
+            assert isinstance(action, expected)
+
+
+def test_the_start_builds_inside_groups_whatever_is_touched() -> None:
+    started([HealingMachine(rank, LAYOUT, 2) for rank in range(4)])
+
+
+def interrupted_commit(machines: list[HealingMachine]) -> tuple[do.AnyAction, do.AnyAction]:
+    """Rank 3 dies; rank 0 of the whole replica {0, 2} saw the commit's result, rank 2 did not."""
+    started(machines)
+    lost = plan(2, PlanKind.REPLACE, touched=(3,), heirs=(3,))
+    (saw,) = machines[0].step(on.CommitDone(COMMIT))
+    machines[0].step(on.PlanArrived(lost))
+    machines[2].step(on.PlanArrived(lost))
+    (missed,) = machines[2].step(on.Broken(inside=False, text="Connection closed by peer"))
+    return saw, missed
+
+
+def test_a_whole_replica_acts_as_one_on_an_interrupted_commit() -> None:
+    machines = [HealingMachine(rank, LAYOUT, 2) for rank in range(4)]
+    saw, missed = interrupted_commit(machines)
+    assert saw == do.Confirm(result=COMMIT, reason=saw.reason)
+    assert missed == do.Confirm(result=None, reason=missed.reason)
+    for rank in (0, 2):  # the collective's answer is the same for both
+        (action,) = machines[rank].step(on.Confirmed(COMMIT))
+        assert isinstance(action, do.Step)
+
+
+def test_without_confirm_it_does_not() -> None:
+    """The plant: one steps and will wait inside the replica for the other, who sits in the meeting."""
+    saw, missed = interrupted_commit([machine_for("no-confirm", rank, LAYOUT) for rank in range(4)])
+    assert isinstance(saw, do.Step) and isinstance(missed, do.ExchangeWorld)
+
+
+def test_a_whole_replica_that_broke_in_the_reduction_confirms_too() -> None:
+    """Found at 1,2,2 with a kill in the reduction: its peer had entered the commit and waited in confirm."""
+    machines = [HealingMachine(rank, LAYOUT, 2) for rank in range(4)]
+    started(machines)
+    lost = plan(2, PlanKind.REPLACE, touched=(3,), heirs=(3,))
+    machines[0].step(on.PlanArrived(lost))
+    (action,) = machines[0].step(on.Broken(inside=False, text="Connection closed by peer"))
+    assert isinstance(action, do.Confirm) and action.result is None
+    (action,) = machines[0].step(on.Confirmed(None))
+    assert isinstance(action, do.ExchangeWorld)
+
+
+def test_a_mended_rank_goes_to_its_meeting_without_another_plan() -> None:
+    """Found in the demo: an heir computed its share, then asked for a plan that it already had."""
+    layout = Layout(dp=2, micro_batch=1, num_micro_batches=4)
+    members = (Member(0, "n0", "n0.w0"), Member(1, "n1", "n1.w9"))
+    lost = EpochPlan("t", 2, PlanKind.REPLACE, layout, (0, 1), members, (1,), (1,))
+    heir = HealingMachine(1, layout, 2)
+    predecessor = Record(1, 5, Stage.COMPUTE, begun=True, dealt=(0, 1), num_segments=2)
+    (action,) = heir.step(on.Joined(lost, predecessor))
+    assert isinstance(action, do.Ready) and action.iteration == 5
+    (action,) = heir.step(on.IterationBegun(5))
+    assert isinstance(action, do.Compute) and action.micro_batches == (2, 3)
+    heir.step(on.Done())
+    (action,) = heir.step(on.Done())
+    assert isinstance(action, do.ExchangeWorld)
+
+
+@given(st.data())
+def test_every_micro_batch_is_dealt_exactly_once(data: st.DataObject) -> None:
+    width = data.draw(st.integers(1, 8))
+    number = data.draw(st.integers(width, 64))
+    replicas = tuple(range(width))
+    live = tuple(sorted(data.draw(st.sets(st.sampled_from(replicas), min_size=1))))
+    whole = data.draw(st.sets(st.sampled_from(live)))
+    have = {r: assigned(r, replicas, number) for r in whole}
+    todo = deal(number, replicas, live, have)
+    counted = [m for done in have.values() for m in done] + [m for work in todo.values() for m in work]
+    assert sorted(counted) == list(range(number))
