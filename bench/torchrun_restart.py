@@ -19,12 +19,24 @@ from unicron.types import Layout
 
 KILL_ITERATION = 8
 ITERATIONS = 14
-RUN_S_MAX = 240.0
+RUN_S_MAX = 120.0  # a peer that has not come back by then is written as such
+
+
+class DidNotComeBack(Exception):
+    """torchrun did not finish the run after the kill; the text says how it ended."""
 
 
 def measure(layout: Layout, runs: int) -> list[float]:
-    """Milliseconds lost per run: the gap between the commits around the kill, less the median iteration."""
-    return [_one(layout) for _ in range(runs)]
+    """Milliseconds lost per run: the gap between the commits around the kill, less the median iteration.
+
+    Raises DidNotComeBack.
+    """
+    try:
+        return [_one(layout) for _ in range(runs)]
+    except subprocess.TimeoutExpired:
+        raise DidNotComeBack(f"not back within {RUN_S_MAX:.0f} s") from None
+    except subprocess.CalledProcessError as error:
+        raise DidNotComeBack(f"ended with exit code {error.returncode}") from None
 
 
 def _one(layout: Layout) -> float:
