@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from machines import TASK, Agent, Coordinator, pulse
 from unicron.agent import events as agent_on
 from unicron.coordinator import events as on
-from unicron.coordinator.views import view_incidents
 from unicron.messages import (
     ArenaRequest,
     ChildStatus,
@@ -119,7 +120,7 @@ class CoordinatorTalk:
         plain, named = arguments_of(words)
         driver = self.driver
         if verb == "incidents":
-            return [self._incident(i) for i in view_incidents(driver.machine.state)]
+            return [self._incident(msgspec.to_builtins(i)) for i in driver.machine.state.incidents.values()]
         if verb == "phase":
             return [f"{driver.task.phase.value} {driver.task.cause}".strip()]
         if verb == "each":  # several workers, one command: each healed n0.w0 n1.w0

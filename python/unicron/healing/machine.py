@@ -106,7 +106,7 @@ class HealingMachine:
         self.parked: Work | None = None
         self._acting = 0  # newest epoch acted on
         self._inside_done = 0  # newest epoch whose inside groups stand
-        self._extra = False
+        self.is_extra = False  # the last Compute added to whole sums
         self._await_inside = False
         self._inside: ReplicaVerdict | None = None
         self._verdict: WorldVerdict | None = None
@@ -179,7 +179,7 @@ class HealingMachine:
         if work.reduce_only:
             return self._enter_reduction(work.reason)
         done = set(work.micro_batches) | (set(self.record.done) if work.extra else set())
-        self._extra = work.extra
+        self.is_extra = work.extra
         self._set(
             stage=Stage.COMPUTE, begun=True, dealt=work.dealt, summed=False, done=tuple(sorted(done)),
             segments_reduced=self.record.segments_reduced if work.extra else 0,
@@ -206,7 +206,7 @@ class HealingMachine:
 
     def _tie(self) -> do.AnyAction:
         self._set(stage=Stage.TIE)
-        return self._to(Phase.TIE, do.Tie(extra=self._extra, reason="before any collective between replicas"))
+        return self._to(Phase.TIE, do.Tie(extra=self.is_extra, reason="before any collective between replicas"))
 
     def _tied(self) -> do.AnyAction:
         self._set(summed=True)

@@ -65,6 +65,12 @@ def worker_payload(message: bytes, kind: int = MESSAGE_FRAME, epoch: int = 0, to
     return head + struct.pack(f"<{len(touched)}I", *touched) + message
 
 
+def worker_message(payload: bytes) -> bytes:
+    """The message in a worker_payload."""
+    _, _, num_touched = _worker_prefix.unpack_from(payload)
+    return payload[_worker_prefix.size + 4 * num_touched :]
+
+
 class FramedSocket:
     """One non-blocking connection. Owner: poll ``fileno``; call ``receive`` when readable,
     ``flush`` when writable.

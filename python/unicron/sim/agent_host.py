@@ -18,7 +18,7 @@ from unicron.messages import (
 from unicron.sim.groups import Store
 from unicron.sim.memory import Memory
 from unicron.sim.network import Connection
-from unicron.sim.scheduler import Scheduled
+from unicron.sim.scheduler import Timers
 from unicron.sim.worker import SimWorker
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class AgentHost:
         self.store = Store(world.scheduler, self.rng)
         self.workers: dict[str, SimWorker] = {}
         self.memories: dict[str, Memory] = {}
-        self.timers: dict[str, Scheduled] = {}
+        self.timers = Timers(world.scheduler, lambda name: self.feed(on.TimerFired(name)))
         self.connection: Connection | None = None
         self._pids = 1000 * (incarnation + 1)
         self._requests: dict[str, SimWorker] = {}
@@ -96,9 +96,9 @@ class AgentHost:
             case ask.DropArena():
                 del self.memories[action.arena]
             case ask.SetTimer():
-                self._set_timer(action)
+                self.timers.set(action.name, action.at_ms)
             case ask.CancelTimer():
-                self.timers.pop(action.name).is_cancelled = True
+                self.timers.cancel(action.name)
             case ask.Refused():
                 self.world.log(self.node, f"refused {action.name}: {action.reason}")
             case ask.WatchWorker() | ask.ReleaseSlot() | ask.ArmPulse():
@@ -107,17 +107,6 @@ class AgentHost:
     def _later(self, delay_ms: float, call: Any) -> None:
         """Work of this agent: lost when it dies."""
         self.world.scheduler.after(delay_ms, lambda: call() if self.alive else None)
-
-    def _set_timer(self, action: ask.SetTimer) -> None:
-        old = self.timers.pop(action.name, None)
-        if old is not None:
-            old.is_cancelled = True
-
-        def fire() -> None:
-            self.timers.pop(action.name, None)
-            self.feed(on.TimerFired(action.name))
-
-        self.timers[action.name] = self.world.scheduler.at(action.at_ms, fire)
 
     # ------------------------------------------------------------ workers
 
@@ -206,5 +195,4 @@ class AgentHost:
         self.store.end()
         for worker in self.workers.values():
             worker.die("signaled", 9)
-        for timer in self.timers.values():
-            timer.is_cancelled = True
+        self.timers.cancel_all()

@@ -10,7 +10,7 @@ from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.journal import decode_entry, encode_entry
 from unicron.coordinator.machine import CoordinatorMachine
-from unicron.sim.scheduler import Scheduled
+from unicron.sim.scheduler import Timers
 
 if TYPE_CHECKING:
     from unicron.sim.cluster import Cluster
@@ -32,7 +32,7 @@ class CoordinatorHost:
         self.world = world
         self.rng = world.streams("coordinator")
         self.journal: list[bytes] = []  # the disk
-        self.timers: dict[str, Scheduled] = {}
+        self.timers = Timers(world.scheduler, lambda name: self.feed(on.TimerFired(name)))
         self.alive = False
         self.crash_rate = 0.0  # per action
         self.num_crashes = 0
@@ -56,9 +56,7 @@ class CoordinatorHost:
         self.alive = False
         self.num_crashes += 1
         self.world.log("coordinator", f"crashes: {why}")
-        for timer in self.timers.values():
-            timer.is_cancelled = True
-        self.timers.clear()
+        self.timers.cancel_all()
         self.world.coordinator_died()
         self.world.scheduler.after(down_ms, self.start)
 
@@ -90,9 +88,9 @@ class CoordinatorHost:
             case ask.SendAgent():
                 self._send(action)
             case ask.SetTimer():
-                self._set_timer(action)
+                self.timers.set(action.name, action.at_ms)
             case ask.CancelTimer():
-                self.timers.pop(action.name).is_cancelled = True
+                self.timers.cancel(action.name)
             case ask.ProbeAgent():
                 self.world.probe(action.node)
             case ask.RecordIncident():
@@ -108,18 +106,6 @@ class CoordinatorHost:
         self.world.log("coordinator", f"-> {action.node} {_short(action.message)}: {action.reason}")
         if host is not None and host.connection is not None:
             host.connection.send("down", lambda m: host.feed(CoordinatorMessage(m)), action.message)
-
-    def _set_timer(self, action: ask.SetTimer) -> None:
-        old = self.timers.pop(action.name, None)
-        if old is not None:
-            old.is_cancelled = True
-
-        def fire() -> None:
-            self.timers.pop(action.name, None)
-            self.feed(on.TimerFired(action.name))
-
-        self.timers[action.name] = self.world.scheduler.at(action.at_ms, fire)
-
 
 def _short(message: Any) -> str:
     name = type(message).__name__

@@ -28,7 +28,6 @@ class Account:
         self._interrupted: int | None = None
         self._interrupted_ms = 0.0
         self._again: set[tuple[int, int]] = set()
-        self._again_since: float | None = None
         self._recompute_ms = 0.0
         self._rebuilt = 0
         self._lost = 0
@@ -42,13 +41,10 @@ class Account:
             self._interrupted = self._machine.record.iteration
 
     def forward_begins(self, iteration: int, micro_batch: int, again: bool) -> None:
-        if again or self._machine.healing:
-            if again or self._is_extra(micro_batch):
-                self._again.add((iteration, micro_batch))
-
-    def _is_extra(self, micro_batch: int) -> bool:
-        """A micro-batch of a lost replica, dealt to this one: its forward began elsewhere before."""
-        return self._machine._extra
+        """again: it had begun on this role before. One of a lost replica, dealt to this one, had begun elsewhere."""
+        is_dealt = self._machine.healing and self._machine.is_extra
+        if again or is_dealt:
+            self._again.add((iteration, micro_batch))
 
     def groups_made(self, number: int) -> None:
         self._rebuilt += number

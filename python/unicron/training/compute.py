@@ -7,6 +7,7 @@ forward_step is wrapped to record the loss, because forward_data_store is local 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -111,16 +112,16 @@ def tie(model: Any, config: Any) -> None:
     In place: if one breaks, every member of the replica drops its sums and computes again.
     """
     from megatron.core import parallel_state
-    from megatron.core.distributed import finalize_model_grads as module
 
+    # megatron.core.distributed has a function of this module's name: the module is found by its path only.
+    module = importlib.import_module("megatron.core.distributed.finalize_model_grads")
     tp_group = parallel_state.get_tensor_model_parallel_group()
     pp_group = parallel_state.get_pipeline_model_parallel_group()
     embd = parallel_state.get_embedding_group(check_initialized=False)
     pos_embd = parallel_state.get_position_embedding_group(check_initialized=False)
-    functions = _functions(module)
-    functions["_allreduce_non_tensor_model_parallel_grads"]([model], config, tp_group)
-    functions["_allreduce_word_embedding_grads"]([model], config, embd, pp_group)
-    functions["_allreduce_position_embedding_grads"]([model], config, pos_embd, pp_group)
+    module._allreduce_non_tensor_model_parallel_grads([model], config, tp_group)
+    module._allreduce_word_embedding_grads([model], config, embd, pp_group)
+    module._allreduce_position_embedding_grads([model], config, pos_embd, pp_group)
 
 
 def share_tied_weight(model: Any) -> None:
@@ -141,10 +142,3 @@ def share_tied_weight(model: Any) -> None:
         group = parallel_state.get_embedding_group()
         weight = module.shared_embedding_or_output_weight()
         torch.distributed.broadcast(weight.data, src=torch.distributed.get_global_rank(group, 0), group=group)
-
-
-def _functions(module: Any) -> dict[str, Any]:
-    """megatron.core.distributed exports a function under its module's name; look the module up by its path."""
-    import sys
-
-    return vars(sys.modules["megatron.core.distributed.finalize_model_grads"])

@@ -21,7 +21,7 @@ from unicron.faults.perform import perform
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
-from unicron.healing.record import CommitResult, Record, decode_record, encode_record
+from unicron.healing.record import CommitResult, decode_record, encode_record
 from unicron.messages import TEXT_CHARS_MAX, CollectiveFailed, StateLost
 from unicron.runtime.store_client import StoreClient, StoreError
 from unicron.training import account, compute, step
@@ -30,7 +30,7 @@ from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory
-from unicron.training.store import RENDEZVOUS_MS_MAX, RendezvousStore
+from unicron.training.store import RendezvousStore
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 
 AWAIT_PLAN_MS_MAX = 120_000
@@ -251,13 +251,9 @@ class Engine:
         self._maybe_fault(FaultPoint.HEAL)
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
         client.set(f"{prefix}{self.rank}", encode_record(self.machine.record))
-        records: list[Record] = [
-            decode_record(
-                client.get(f"{prefix}{rank}", AWAIT_PLAN_MS_MAX, cancelled=lambda: self._is_over(plan))
-            )
-            for rank in ranks
-        ]
-        return on.RecordsGathered(records)
+        keys = [f"{prefix}{rank}" for rank in ranks]
+        records = client.multi_get(keys, AWAIT_PLAN_MS_MAX, cancelled=lambda: self._is_over(plan))
+        return on.RecordsGathered([decode_record(record) for record in records])
 
     def _exchange_inside(self, action: do.ExchangeInside) -> on.AnyEvent:
         replica = self.layout.replica_of(self.rank)
@@ -343,5 +339,3 @@ class Engine:
         for client in self._clients.values():
             client.close()
 
-
-__all__ = ["RENDEZVOUS_MS_MAX", "Engine", "Left", "is_collective_error"]

@@ -191,13 +191,10 @@ class Groups:
         for full in todo:
             self._forget(full)
         alive = set(plan.ranks)
-        made = 0
         for full in todo:
             members = tuple(r for r in full if r in alive)
-            world = len(full) == self.layout.world_size and self.is_cross(full)
-            self._make(plan, full, members, store, world=world or len(full) == self.layout.world_size)
-            made += 1
-        return made
+            self._make(plan, full, members, store, world=len(full) == self.layout.world_size)
+        return len(todo)
 
     def _make(
         self, plan: EpochPlan, full: Ranks, members: Ranks, store: Callable[[str], dist.Store], *, world: bool

@@ -12,8 +12,6 @@ from unicron import _core
 from unicron.healing.record import CommitResult, Record
 from unicron.types import Rank, Stage
 
-MICRO_BATCHES_MAX = 2048 * 8
-
 
 class Ledger:
     """Write side for the owner, read side for an heir."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
 import time
 from typing import Any
 
@@ -27,16 +25,9 @@ ANSWER_MS_MAX = 10_000
 SEND_MS_MAX = 5_000
 ARENA_MS_MAX = 20_000  # an adopter waits in it until the dead owner is gone
 
-_prefix = struct.Struct("<BQH")
-
 
 class AgentGone(RuntimeError):
     """The agent does not answer."""
-
-
-def _without_prefix(payload: bytes) -> bytes:
-    _, _, touched = _prefix.unpack_from(payload)
-    return payload[_prefix.size + 4 * touched :]
 
 
 class WorkerLink:
@@ -51,7 +42,7 @@ class WorkerLink:
         hello = WorkerHello(self.task, self.worker, self.incarnation, os.getpid())
         framing.send_blocking(control, encode(hello))
         payload, fds = framing.receive_blocking(control, ANSWER_MS_MAX)
-        welcome = decode(_without_prefix(payload))
+        welcome = decode(framing.worker_message(payload))
         if not isinstance(welcome, WorkerWelcome) or len(fds) != 1:
             raise AgentGone(f"agent at {self._path} answered {type(welcome).__name__} with {len(fds)} descriptors")
         self.welcome = welcome
@@ -104,7 +95,7 @@ class WorkerLink:
             request = ArenaRequest(self.task, self.worker, rank, nbytes, digest, adopt)
             framing.send_blocking(line, encode(request))
             payload, fds = framing.receive_blocking(line, ARENA_MS_MAX)
-        grant = decode(_without_prefix(payload))
+        grant = decode(framing.worker_message(payload))
         if not isinstance(grant, ArenaGrant):
             raise AgentGone(f"asked for an arena, got {type(grant).__name__}")
         return (fds[0] if fds else -1), grant
@@ -113,5 +104,3 @@ class WorkerLink:
 def now_ms() -> float:
     return time.monotonic_ns() / 1e6
 
-
-__all__ = ["AgentGone", "WorkerLink", "now_ms", "socket"]

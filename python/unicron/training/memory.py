@@ -90,17 +90,6 @@ class StateMemory:
         yield "unicron.staging", self.staging
         yield "unicron.scalars", self.scalars
 
-    def state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters and optimizer state only: what a rank without state fetches. Each storage once."""
-        seen: set[int] = set()
-        for name, tensor in self.tensors():
-            if name.endswith("grad_data") or name.startswith("unicron."):
-                continue
-            pointer = tensor.data_ptr()
-            if pointer not in seen:
-                seen.add(pointer)
-                yield name, tensor
-
     def _lay_out(self) -> list[tuple[str, int, int]]:
         index: list[tuple[str, int, int]] = []
         self._offset_of: dict[int, tuple[int, int]] = {}

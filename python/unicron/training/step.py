@@ -25,6 +25,16 @@ class ExtraStateTooLarge(ValueError):
     pass
 
 
+def advance_scheduler(scheduler: Any, layout: Layout) -> None:
+    """One iteration further. Megatron's OptimizerParamScheduler counts samples, torch's count calls."""
+    if scheduler is None:
+        return
+    if hasattr(scheduler, "num_steps"):
+        scheduler.step(increment=layout.num_micro_batches * layout.micro_batch)
+    else:
+        scheduler.step()
+
+
 class Stepper:
     def __init__(self, optimizer: Any, scheduler: Any, layout: Layout, gradients: Gradients) -> None:
         self.optimizer, self.scheduler = optimizer, scheduler
@@ -52,15 +62,7 @@ class Stepper:
             self.optimizer.prepare_grads()
             half_way()
             self.optimizer.step_with_ready_grads()
-        if self.scheduler is not None:
-            self._advance_scheduler()
-
-    def _advance_scheduler(self) -> None:
-        samples = self.layout.num_micro_batches * self.layout.micro_batch
-        if hasattr(self.scheduler, "num_steps"):  # Megatron's OptimizerParamScheduler counts samples
-            self.scheduler.step(increment=samples)
-        else:
-            self.scheduler.step()
+        advance_scheduler(self.scheduler, self.layout)
 
     # ---------------------------------------------------------- python-side state
 

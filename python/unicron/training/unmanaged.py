@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from unicron.training import compute
 from unicron.training import data as data_module
+from unicron.training.step import advance_scheduler
 from unicron.types import Layout
 
 
@@ -89,11 +90,7 @@ class UnmanagedSession:
             iteration, range(first, first + share), forward_step, batches, lambda micro_batch: None
         )
         _, grad_norm, _ = self._optimizer.step()
-        if self._scheduler is not None:
-            if hasattr(self._scheduler, "num_steps"):
-                self._scheduler.step(increment=layout.num_micro_batches * layout.micro_batch)
-            else:
-                self._scheduler.step()
+        advance_scheduler(self._scheduler, layout)
         total = self._sums.clone()
         dist.all_reduce(total)
         # Every tp rank of a last stage counts the same tokens and loss.
