@@ -18,7 +18,7 @@ from unicron.messages import (
     encode,
 )
 from unicron.runtime import framing
-from unicron.types import EpochPlan, Rank
+from unicron.types import EpochPlan, Member, Rank
 
 CONNECT_MS_MAX = 10_000
 ANSWER_MS_MAX = 10_000
@@ -82,12 +82,15 @@ class WorkerLink:
     def wait_for_role(self) -> tuple[Rank, EpochPlan] | None:
         """Until a plan names this worker; None when the task is finished. Bounded by the agent's life (EOF ends us)."""
         while not self.finished:
-            if self.plan is not None:
-                mine = next((m for m in self.plan.members if m.worker == self.worker), None)
-                if mine is not None:
-                    return mine.rank, self.plan
+            mine = self.member()
+            if mine is not None and self.plan is not None:
+                return mine.rank, self.plan
             self.receive(1_000)
         return None
+
+    def member(self) -> Member | None:
+        """This worker in the newest plan."""
+        return next((m for m in self.plan.members if m.worker == self.worker), None) if self.plan else None
 
     def request_arena(self, rank: Rank, nbytes: int, digest: str, *, adopt: bool) -> tuple[int, ArenaGrant]:
         """(descriptor or -1, grant), on a connection of its own."""

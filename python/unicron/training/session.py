@@ -136,7 +136,8 @@ class Session:
 
     def _take_role(self) -> EpochPlan:
         link = self._link
-        waiting = link.welcome.waiting
+        # Built again for the role it was given, a worker is no understudy any more, and must not say that it is.
+        waiting = link.welcome.waiting and link.member() is None
         link.pulse.advance(int(Stage.WAITING), 0, -1)
         link.send(WorkerReady(link.worker, self.rank, waiting))
         role = link.wait_for_role()
