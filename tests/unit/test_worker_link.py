@@ -1,7 +1,7 @@
 """Who a worker says it is: one built again for the role it was given is a member, not an understudy.
 
-Found by killing at 1,2,2: an understudy that had guessed another role said `waiting` once more after it held one, so its
-agent took it for an understudy, armed no fault in it and gave it scratch memory.
+Found by killing at 1,2,2: an understudy that had guessed another role said `waiting` once more after it held one, so
+its agent took it for an understudy, armed no fault in it and gave it scratch memory.
 """
 
 from __future__ import annotations
