@@ -72,6 +72,16 @@ void register_pulse(py::module_& module) {
       .def_property_readonly("owner_pid", load(&PulseFields::owner_pid));
 }
 
+const char* name_of(monitor::GroupState state) {
+  switch (state) {
+    case monitor::GroupState::kWhole: return "whole";
+    case monitor::GroupState::kShut: return "shut";
+    case monitor::GroupState::kBroken: return "broken";
+    case monitor::GroupState::kForgotten: break;
+  }
+  return "forgotten";
+}
+
 void register_worker_monitor(py::module_& module) {
   py::class_<WorkerMonitor, std::unique_ptr<WorkerMonitor, DeleteUnlessForked<WorkerMonitor>>>(module, "WorkerMonitor",
                                                                                                py::is_final())
@@ -90,6 +100,10 @@ void register_worker_monitor(py::module_& module) {
             return self.groups().shut(to_ranks(touched));
           },
           py::arg("touched"), ReleaseGil())
+      .def(
+          "group_state",
+          [](WorkerMonitor& self, int64_t group) { return name_of(self.groups().state(GroupId(group))); },
+          py::arg("group"), ReleaseGil())
       .def("newest_epoch", [](const WorkerMonitor& self) { return self.newest_epoch().value(); })
       .def(
           "next_frame",
@@ -148,7 +162,13 @@ void register_facts(py::module_& module) {
       },
       py::arg("pid"), py::arg("timeout_ms"));
   module.def("process_state", &monitor::process_state, py::arg("pid"));
-  module.def("connected_sockets", &monitor::connected_sockets, ReleaseGil());
+  module.def("connected_sockets", [] {
+    std::vector<std::pair<int, uint64_t>> result;
+    for (const monitor::SocketIdentity& socket : monitor::connected_sockets()) {
+      result.emplace_back(socket.fd, static_cast<uint64_t>(socket.inode));
+    }
+    return result;
+  });
   module.def("monotonic_ns", [] { return monotonic_now().ns; });
 }
 

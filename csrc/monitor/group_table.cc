@@ -37,14 +37,25 @@ void GroupTable::forget(GroupId group) {
   groups_.erase(group);
 }
 
+GroupState GroupTable::state(GroupId group) {
+  const std::lock_guard lock(mutex_);
+  const auto found = groups_.find(group);
+  if (found == groups_.end()) return GroupState::kForgotten;
+  const Group& entry = found->second;
+  if (entry.is_shut) return GroupState::kShut;
+  const bool is_whole = std::all_of(entry.sockets.begin(), entry.sockets.end(), is_still_connected);
+  return is_whole ? GroupState::kWhole : GroupState::kBroken;
+}
+
 int64_t GroupTable::shut(const std::vector<Rank>& touched) {
   const std::lock_guard lock(mutex_);
   int64_t num_shut = 0;
-  for (const auto& [id, group] : groups_) {
+  for (auto& [id, group] : groups_) {
     const auto is_member = [&ranks = group.ranks](Rank rank) {
       return std::binary_search(ranks.begin(), ranks.end(), rank);
     };
     if (!group.is_cross && std::none_of(touched.begin(), touched.end(), is_member)) continue;
+    group.is_shut = true;
     num_shut += std::count_if(group.sockets.begin(), group.sockets.end(), shut_socket);
   }
   return num_shut;

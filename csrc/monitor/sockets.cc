@@ -41,16 +41,17 @@ bool is_connected_stream(int fd) {
 
 }  // namespace
 
-std::vector<int> connected_sockets() {
+std::vector<SocketIdentity> connected_sockets() {
   const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc/self/fd"), ::closedir);
   if (directory == nullptr) throw system_error("cannot list /proc/self/fd", errno);
-  std::vector<int> result;
+  std::vector<SocketIdentity> result;
   while (const dirent* entry = ::readdir(directory.get())) {
     if (entry->d_name[0] == '.') continue;
     const int fd = std::atoi(entry->d_name);
-    if (is_connected_stream(fd)) result.push_back(fd);
+    struct stat status{};
+    if (is_connected_stream(fd) && ::fstat(fd, &status) == 0) result.push_back({fd, status.st_ino});
   }
-  std::sort(result.begin(), result.end());
+  std::sort(result.begin(), result.end(), [](const auto& left, const auto& right) { return left.fd < right.fd; });
   return result;
 }
 
@@ -66,6 +67,12 @@ std::optional<SocketIdentity> identify_socket(int fd) {
   }
   if (!has_peer(fd)) return std::nullopt;
   return SocketIdentity{fd, status.st_ino};
+}
+
+bool is_still_connected(const SocketIdentity& socket) {
+  struct stat status{};
+  if (::fstat(socket.fd, &status) != 0 || !S_ISSOCK(status.st_mode)) return false;
+  return status.st_ino == socket.inode && has_peer(socket.fd);
 }
 
 bool shut_socket(const SocketIdentity& socket) {

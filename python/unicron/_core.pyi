@@ -1,6 +1,6 @@
 """The native core. Regenerated from the built module and compared by tests/typing."""
 
-from typing import final
+from typing import Literal, final
 
 class UnicronError(Exception): ...
 class Timeout(UnicronError, TimeoutError): ...
@@ -90,6 +90,9 @@ class WorkerMonitor:
     def shut_groups(self, touched: list[int]) -> int:
         """As if a plan had arrived (used by tests and the reset fault); number of sockets shut."""
 
+    def group_state(self, group: int) -> Literal["whole", "shut", "broken", "forgotten"]:
+        """shut: by a plan or shut_groups(); broken: a socket ended by itself; forgotten: not (or no more) registered."""
+
     def newest_epoch(self) -> int:
         """Newest epoch announced by the agent; 0 before any. A plain atomic read."""
 
@@ -131,8 +134,10 @@ def wait_owner_gone(pid: int, timeout_ms: int) -> bool:
 def process_state(pid: int) -> str:
     """State letter of /proc/PID/stat ('T' stopped, 't' traced, 'Z', ...), '' when gone."""
 
-def connected_sockets() -> list[int]:
-    """Descriptors of this process that are connected, not listening, stream sockets (AF_INET/AF_INET6)."""
+def connected_sockets() -> list[tuple[int, int]]:
+    """(descriptor, inode) of this process's connected, not listening, stream sockets (AF_INET/AF_INET6).
+
+    Compare pairs: a descriptor's number alone is handed out again as soon as it is closed."""
 
 def monotonic_ns() -> int: ...
 

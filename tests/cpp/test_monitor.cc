@@ -100,20 +100,28 @@ struct TcpPair {
 void test_groups() {
   TcpPair inside;
   TcpPair cross;
-  CHECK((connected_sockets() ==
-         std::vector<int>{inside.first.get(), inside.second.get(), cross.first.get(), cross.second.get()}));
+  std::vector<int> found;
+  for (const SocketIdentity& socket : connected_sockets()) found.push_back(socket.fd);
+  CHECK((found == std::vector<int>{inside.first.get(), inside.second.get(), cross.first.get(), cross.second.get()}));
   GroupTable groups;
   groups.add(GroupId(1), {inside.first.get()}, {Rank(4), Rank(2)}, false);
   groups.add(GroupId(2), {cross.first.get()}, {Rank(2), Rank(9)}, true);
   CHECK(testing::throws<Error>([&] { groups.add(GroupId(1), {}, {}, false); }));
   CHECK(testing::throws<Error>([&] { groups.add(GroupId(3), {inside.listener.get()}, {}, false); }));
+  CHECK(groups.state(GroupId(1)) == GroupState::kWhole);
+  CHECK(groups.state(GroupId(7)) == GroupState::kForgotten);
   CHECK(groups.shut({Rank(9)}) == 1);
+  CHECK(groups.state(GroupId(1)) == GroupState::kWhole);
+  CHECK(groups.state(GroupId(2)) == GroupState::kShut);
   char byte = 0;
   CHECK(::recv(cross.second.get(), &byte, 1, MSG_DONTWAIT) == 0);
   CHECK(::recv(inside.second.get(), &byte, 1, MSG_DONTWAIT) < 0);
   groups.forget(GroupId(2));
+  groups.add(GroupId(3), {inside.first.get()}, {}, false);
   CHECK(groups.shut({Rank(4)}) == 1);
   CHECK(::recv(inside.second.get(), &byte, 1, MSG_DONTWAIT) == 0);
+  inside.first.reset();
+  CHECK(groups.state(GroupId(3)) == GroupState::kBroken);
 }
 
 void test_death_of_a_holder() {

@@ -31,6 +31,7 @@ from unicron.training.ledger import Ledger
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory
 from unicron.training.store import RendezvousStore
+from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 
 AWAIT_PLAN_MS_MAX = 120_000
@@ -46,7 +47,7 @@ class Left(BaseException):
 
 
 def is_collective_error(error: BaseException) -> bool:
-    if isinstance(error, (GroupInterrupted, StoreError)):
+    if isinstance(error, (GroupInterrupted, LostOperation, StoreError)):
         return True
     if isinstance(error, dist.DistError):
         return True

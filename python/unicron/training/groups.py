@@ -6,17 +6,18 @@ optimizer) are found once, and rebound whenever a group is made for an epoch. Gr
 gloo group (18 groups are 5 member lists: MECHANICS 3.4).
 
 The sockets of a group are those that appear while it is made; the native monitor is told them, because nothing in
-PyTorch frees a rank that is blocked in a gloo collective (MEGATRON 4) and shutting its sockets does.
+PyTorch frees a rank that is blocked in a gloo collective (MEGATRON 4) and shutting its sockets does, except where gloo
+loses the operation (watched_group.py).
 
-Private API of torch.distributed is used and pinned by tests: _new_process_group_helper, _world, _update_default_pg.
+Private API of torch.distributed is used and pinned by tests: _world, _update_default_pg, _register_process_group.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,9 +26,9 @@ import torch.distributed.distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from unicron import _core
+from unicron.training.watched_group import COLLECTIVE_TIMEOUT, CONNECT_TIMEOUT, SHUT_S, Helpers, WatchedGroup
 from unicron.types import EpochPlan, Layout, Rank
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # the bound of last resort; failures are seen long before
 Ranks = tuple[Rank, ...]
 
 
@@ -112,7 +113,9 @@ class Groups:
         self._live: dict[Ranks, dist.ProcessGroup] = {}  # by member list at full width
         self._ids: dict[Ranks, int] = {}
         self._next_id = itertools.count(1)
-        self._retired: list[Any] = []  # replaced handles stay referenced until every site is rebound
+        self._retired: list[WatchedGroup] = []  # replaced handles stay referenced until every site is rebound
+        self._lost: list[WatchedGroup] = []  # with operations that gloo never ends
+        self._helpers = Helpers()
         self._members: dict[Ranks, Ranks] = {}  # the live members of each group, in order
         self._rank_lists: dict[str, list[Rank]] = {}  # parallel_state's own lists of ranks, at full width
         # torch's number of a rank: its place in the default group. Ranks are stable, those are not.
@@ -131,7 +134,9 @@ class Groups:
         replica = self.layout.replica_ranks(self.layout.replica_of(self.rank))
         lists |= {every, tuple(sorted(replica)), self._peers(self.rank)}
         self._lists = sorted((r for r in lists if len(r) > 1), key=lambda r: (len(r), r))
-        alone = self._new_group((self.rank,), (self.rank,), dist.HashStore(), "alone")
+        alone = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, COLLECTIVE_TIMEOUT)
+        alone = WatchedGroup(alone, self._helpers, lambda: "whole")
+        self._register(alone, (self.rank,), "alone")
         for site in self._sites:
             if site.ranks == (self.rank,):
                 site.bind(alone)
@@ -201,13 +206,15 @@ class Groups:
     ) -> None:
         name = f"e{plan.epoch}:{'-'.join(map(str, full))}"
         before = set(_core.connected_sockets())
-        group = self._new_group(full, members, store(name), name, world=world)
-        sockets = [fd for fd in _core.connected_sockets() if fd not in before]
+        backend = self._connect(plan, members, store(name), name)
+        sockets = [fd for fd, inode in _core.connected_sockets() if (fd, inode) not in before]
         group_id = next(self._next_id)
         self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
+        group = WatchedGroup(backend, self._helpers, lambda: str(self._monitor.group_state(group_id)))
         self._live[full], self._ids[full], self._members[full] = group, group_id, members
         if self._monitor.newest_epoch() > plan.epoch:
             raise GroupInterrupted(f"epoch {self._monitor.newest_epoch()} while making groups of {plan.epoch}")
+        self._register(group, members, name)
         if world:
             self.world = group
             c10d._update_default_pg(group)
@@ -216,21 +223,33 @@ class Groups:
             if site.ranks == full:
                 site.bind(group)
 
-    def _new_group(
-        self, full: Ranks, members: Ranks, store: dist.Store, name: str, *, world: bool = False
-    ) -> dist.ProcessGroup:
-        group, _ = c10d._new_process_group_helper(
-            len(members),
-            members.index(self.rank),
-            [] if world else list(self._numbered(members)),
-            dist.Backend("gloo"),
-            store,
-            group_name=name,  # type: ignore[arg-type]
-            timeout=COLLECTIVE_TIMEOUT,
-            group_desc=name,
-        )
-        c10d._world.pg_group_ranks[group] = self._numbered(members)
-        return group
+    def _connect(self, plan: EpochPlan, members: Ranks, store: dist.Store, name: str) -> Any:
+        """gloo's own group over these members. It waits for all of them, and a newer epoch ends that wait."""
+
+        def connect() -> Any:
+            prefixed = dist.PrefixStore(name, store)
+            return dist.ProcessGroupGloo(prefixed, members.index(self.rank), len(members), CONNECT_TIMEOUT)
+
+        def check(seconds: float) -> None:
+            newest = self._monitor.newest_epoch()
+            if newest > plan.epoch and seconds > SHUT_S:
+                raise GroupInterrupted(f"epoch {newest} while connecting a group of {plan.epoch}")
+
+        backend = self._helpers.call(connect, check)
+        backend._set_default_timeout(COLLECTIVE_TIMEOUT)
+        return backend
+
+    def _register(self, group: WatchedGroup, members: Ranks, name: str) -> None:
+        group._set_group_name(name)  # type: ignore[arg-type]
+        group._set_group_desc(name)
+        world = c10d._world
+        world.pg_map[group] = ("gloo", None)  # type: ignore[assignment]
+        world.pg_names[group] = name  # type: ignore[assignment]
+        world.pg_group_ranks[group] = self._numbered(members)
+        world.pg_backend_config[group] = str(c10d.BackendConfig(dist.Backend("gloo")))
+        world.pg_to_tag[group] = f"ptd:{name}"
+        world.tags_to_pg.setdefault(f"ptd:{name}", []).append(group)
+        c10d._register_process_group(name, group)  # type: ignore[arg-type]
 
     def _numbered(self, members: Ranks) -> dict[int, int]:
         """Members by torch's numbers; ranks that the default group does not hold yet get numbers beyond it."""
@@ -256,8 +275,17 @@ class Groups:
         forget_group(group)
 
     def release_retired(self) -> None:
-        """Between iterations: let the replaced groups go (their destructors join threads)."""
+        """Between iterations: let the replaced groups go.
+
+        In the background, because their destructors join threads that are still on their way out. A group that lost
+        an operation is never destroyed: its destructor would wait for it.
+        """
+        self._lost += [group for group in self._retired if group.lost]
+        going = [group for group in self._retired if not group.lost]
         self._retired.clear()
+        if going:
+            threading.Thread(target=going.clear, name="unicron-release", daemon=True).start()
+            del going
 
 
 def forget_group(group: dist.ProcessGroup) -> None:

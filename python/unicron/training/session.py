@@ -218,6 +218,7 @@ class Session:
         assert isinstance(end, do.EndIteration)
         if end.healed:
             engine.account.healed(iteration)
+            engine.groups.release_retired()
         self._next = iteration + 1
         commit = end.commit
         tokens = max(commit.tokens, 1.0)

@@ -17,12 +17,21 @@ namespace unicron::monitor {
 constexpr size_t kGroupsMax = 4096;
 constexpr size_t kSocketsPerGroupMax = 65'536;
 
+enum class GroupState : int {
+  kWhole = 0,
+  kShut = 1,    // by shut()
+  kBroken = 2,  // a socket ended by itself: its peer is gone, or the connection was reset
+  kForgotten = 3,
+};
+
 class GroupTable {
  public:
   // `is_cross`: the group spans replicas. Sockets without a peer any more are left out. Throws on a descriptor that is
   // no connected socket, on a number in use, and above the limits.
   void add(GroupId group, const std::vector<int>& fds, const std::vector<Rank>& ranks, bool is_cross);
   void forget(GroupId group);  // an unknown number is no error
+  // An unknown number is kForgotten.
+  GroupState state(GroupId group);
   // Shuts the groups that span replicas and those that hold a touched rank; number of sockets shut.
   int64_t shut(const std::vector<Rank>& touched);
 
@@ -31,6 +40,7 @@ class GroupTable {
     std::vector<SocketIdentity> sockets;
     std::vector<Rank> ranks;  // sorted
     bool is_cross = false;
+    bool is_shut = false;
   };
 
   std::mutex mutex_;

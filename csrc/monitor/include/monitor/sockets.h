@@ -8,17 +8,20 @@
 
 namespace unicron::monitor {
 
-// Connected, not listening, stream sockets of AF_INET or AF_INET6, in ascending order.
-std::vector<int> connected_sockets();
-
 // A connected socket as it was at one time. The number alone may since stand for another file.
 struct SocketIdentity {
   int fd;
   ino_t inode;
 };
 
+// Connected, not listening, stream sockets of AF_INET or AF_INET6, in ascending order.
+std::vector<SocketIdentity> connected_sockets();
+
 // Nothing when the socket has no peer any more. Throws when `fd` is no socket of this process, or listens.
 std::optional<SocketIdentity> identify_socket(int fd);
+
+// False when the descriptor is another file by now, or its connection ended.
+bool is_still_connected(const SocketIdentity& socket);
 
 // shutdown(SHUT_RDWR) when the descriptor still is that connected socket. True when it was shut.
 bool shut_socket(const SocketIdentity& socket);

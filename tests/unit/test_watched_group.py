@@ -1,0 +1,178 @@
+"""Waits in gloo end whatever becomes of the peer: real gloo, a real process at the other end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from unicron import _core
+from unicron.training.watched_group import COLLECTIVE_TIMEOUT, Helpers, LostOperation, WatchedGroup
+
+LARGE = 16 << 20  # bytes; more than fits into the buffers of a socket, so the operation is under way for long
+
+PEER = f"""
+import os, signal, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+store = dist.FileStore(sys.argv[1], 2)
+group = dist.ProcessGroupGloo(store, 1, 2, timedelta(seconds=30))
+tensor = torch.ones({LARGE}, dtype=torch.uint8)
+what = sys.argv[2]
+if what == "receive":  # says that it is ready, and reads nothing
+    group.recv([tensor], 0, 0)
+elif what == "allreduce":
+    group.allreduce([tensor], dist.AllreduceOptions())
+elif what == "answer":
+    group.allreduce([tensor], dist.AllreduceOptions()).wait()
+    group.recv([tensor], 0, 0).wait()
+    group.send([tensor + 1], 0, 0).wait()
+    sys.exit()
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+class Pair:
+    """Rank 0 of two; rank 1 is another process that stops half-way."""
+
+    def __init__(self, folder: Path, what: str) -> None:
+        path = str(folder / "store")
+        self.peer = subprocess.Popen([sys.executable, "-c", PEER, path, what], stdin=subprocess.DEVNULL)
+        before = set(_core.connected_sockets())
+        backend = dist.ProcessGroupGloo(dist.FileStore(path, 2), 0, 2, timedelta(seconds=30))
+        backend._set_default_timeout(COLLECTIVE_TIMEOUT)
+        sockets = [fd for fd, inode in _core.connected_sockets() if (fd, inode) not in before]
+        agent, worker = socket.socketpair()
+        self._agent = agent
+        self._pages = _core.create_pulse_pages(1)
+        self.monitor = _core.WorkerMonitor(worker.detach(), _core.PulsePage(self._pages, 0))
+        self.monitor.register_group(1, sockets, [0, 1], True)
+        self.group = WatchedGroup(backend, Helpers(), lambda: self.monitor.group_state(1))
+
+    def wait_stopped(self) -> None:
+        deadline = time.monotonic() + 20
+        while _core.process_state(self.peer.pid) != "T":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.1)  # what is under way fills the socket
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.peer.pid, signal.SIGKILL)
+        self.peer.wait(10)
+        self.monitor.close()
+        self._agent.close()
+        os.close(self._pages)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[str], Pair]]:
+    pairs: list[Pair] = []
+
+    def make_one(what: str) -> Pair:
+        pairs.append(Pair(tmp_path, what))
+        return pairs[-1]
+
+    yield make_one
+    for pair in pairs:
+        pair.close()
+
+
+def tensor() -> torch.Tensor:
+    return torch.ones(LARGE, dtype=torch.uint8)
+
+
+def operation(pair: Pair, what: str) -> Any:
+    if what == "receive":
+        return pair.group.send([tensor()], 1, 0)
+    return pair.group.allreduce([tensor()], dist.AllreduceOptions())
+
+
+def kept_for_ever(pair: Pair) -> WatchedGroup:
+    """A lost operation's group must not be destroyed (its destructor waits): give it one more reference."""
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pair.group))
+    return pair.group
+
+
+@pytest.mark.parametrize("what", ["receive", "allreduce"])
+def test_an_operation_under_way_to_a_peer_that_dies(make: Callable[[str], Pair], what: str) -> None:
+    pair = make(what)
+    group = kept_for_ever(pair)
+    work = operation(pair, what)
+    pair.wait_stopped()
+    begun = time.monotonic()
+    pair.peer.kill()
+    with pytest.raises(RuntimeError, match="gloo"):
+        work.wait()
+    assert time.monotonic() - begun < 10
+    assert isinstance(group.lost, str)
+
+
+@pytest.mark.parametrize("what", ["receive", "allreduce"])
+def test_an_operation_under_way_when_the_group_is_shut(make: Callable[[str], Pair], what: str) -> None:
+    pair = make(what)
+    group = kept_for_ever(pair)
+    work = operation(pair, what)
+    pair.wait_stopped()
+    assert pair.monitor.shut_groups([0]) == 1
+    begun = time.monotonic()
+    with pytest.raises(RuntimeError, match="gloo"):
+        work.wait()
+    assert time.monotonic() - begun < 5
+    with pytest.raises(RuntimeError):  # and nothing new is begun on it
+        group.allreduce([tensor()], dist.AllreduceOptions()).wait()
+
+
+def test_gloo_still_loses_a_send_under_way(make: Callable[[str], Pair]) -> None:
+    """When this fails, gloo was mended and watched_group.py can go."""
+    pair = make("receive")
+    kept_for_ever(pair)
+    work = pair.group.backend.send([tensor()], 1, 0)
+    pair.wait_stopped()
+    pair.monitor.shut_groups([0])
+    lost = WatchedGroup(pair.group.backend, Helpers(), lambda: pair.monitor.group_state(1))
+    with pytest.raises(LostOperation, match="send does not end although the group is shut"):
+        lost.wait_transfer(work, "send")
+    assert lost.lost
+
+
+def test_results_are_those_of_gloo(make: Callable[[str], Pair]) -> None:
+    pair = make("answer")
+    mine = tensor()
+    assert pair.group.allreduce([mine], dist.AllreduceOptions()).wait()
+    assert mine.tolist()[:3] == [2, 2, 2]
+    assert pair.group.send([mine], 1, 0).wait()
+    got = tensor()
+    pair.group.recv([got], 1, 0).wait()
+    assert got.tolist()[:3] == [3, 3, 3]
+    assert not pair.group.lost
+
+
+def test_a_helper_left_behind_is_replaced() -> None:
+    helpers = Helpers()
+    assert helpers.call(lambda: 1, lambda _: None) == 1
+    with pytest.raises(ZeroDivisionError):
+        helpers.call(lambda: 1 / 0, lambda _: None)
+
+    def give_up(seconds: float) -> None:
+        raise LostOperation(f"after {seconds}")
+
+    with pytest.raises(LostOperation):
+        helpers.call(lambda: time.sleep(1), give_up)
+    begun = time.monotonic()
+    assert helpers.call(lambda: 2, lambda _: None) == 2
+    assert time.monotonic() - begun < 0.9
