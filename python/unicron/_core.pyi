@@ -91,7 +91,7 @@ class WorkerMonitor:
         """As if a plan had arrived (used by tests and the reset fault); number of sockets shut."""
 
     def group_state(self, group: int) -> Literal["whole", "shut", "broken", "forgotten"]:
-        """shut: by a plan or shut_groups(); broken: a socket ended by itself; forgotten: not (or no more) registered."""
+        """shut: by a plan or shut_groups(); broken: a socket ended by itself; forgotten: not registered (any more)."""
 
     def newest_epoch(self) -> int:
         """Newest epoch announced by the agent; 0 before any. A plain atomic read."""

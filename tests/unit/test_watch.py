@@ -120,9 +120,18 @@ def test_a_refused_fault_is_tried_again(tmp_path):
 
 def test_spread_faults_come_one_after_the_other(tmp_path):
     faults = tuple(Fault(0, "kill", i, "compute") for i in (6, 12))
-    cluster, _, _, _ = run(tmp_path, plain(faults=faults, spread=True))
+    seen = [(at, {"id": f"i{at}", "fault": "worker lost", "outcome": "healed"}) for at in (8, 14)]
+    cluster, _, _, _ = run(tmp_path, plain(faults=faults, spread=True), incidents=seen)
     for call, fault in zip(cluster.calls, faults, strict=True):
         assert fault.iteration - watch.SPREAD_AHEAD <= call[6] <= fault.iteration + 2
+
+
+def test_a_spread_fault_that_came_too_late_is_armed_again_for_any_iteration(tmp_path):
+    faults = tuple(Fault(0, "kill", i, "compute") for i in (6, 20))
+    seen = [(at, {"id": f"i{at}", "fault": "worker lost", "outcome": "healed"}) for at in (16, 22)]
+    cluster, _, _, _ = run(tmp_path, plain(faults=faults, spread=True), iterations=40, incidents=seen)
+    assert [call[4] for call in cluster.calls] == [6, -1, 20]
+    assert cluster.calls[1][6] >= 6 + watch.SPREAD_MISSED
 
 
 def test_acts_follow_iterations_and_delays(tmp_path):

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -57,9 +58,10 @@ class Pair:
         agent, worker = socket.socketpair()
         self._agent = agent
         self._pages = _core.create_pulse_pages(1)
-        self.monitor = _core.WorkerMonitor(worker.detach(), _core.PulsePage(self._pages, 0))
+        self.pulse = _core.PulsePage(self._pages, 0)
+        self.monitor = _core.WorkerMonitor(worker.detach(), self.pulse)
         self.monitor.register_group(1, sockets, [0, 1], True)
-        self.group = WatchedGroup(backend, Helpers(), lambda: self.monitor.group_state(1))
+        self.group = WatchedGroup(backend, Helpers(), lambda: self.monitor.group_state(1), self.pulse)
 
     def wait_stopped(self) -> None:
         deadline = time.monotonic() + 20
@@ -144,10 +146,25 @@ def test_gloo_still_loses_a_send_under_way(make: Callable[[str], Pair]) -> None:
     work = pair.group.backend.send([tensor()], 1, 0)
     pair.wait_stopped()
     pair.monitor.shut_groups([0])
-    lost = WatchedGroup(pair.group.backend, Helpers(), lambda: pair.monitor.group_state(1))
+    lost = WatchedGroup(pair.group.backend, Helpers(), lambda: pair.monitor.group_state(1), pair.pulse)
     with pytest.raises(LostOperation, match="send does not end although the group is shut"):
         lost.wait_transfer(work, "send")
     assert lost.lost
+
+
+@pytest.mark.parametrize("what", ["receive", "allreduce"])
+def test_who_waits_for_another_says_so(make: Callable[[str], Pair], what: str) -> None:
+    pair = make(what)
+    kept_for_ever(pair)
+    work = operation(pair, what)
+    waiter = threading.Thread(target=lambda: pytest.raises(RuntimeError, work.wait), daemon=True)
+    waiter.start()
+    pair.wait_stopped()
+    time.sleep(0.2)
+    assert pair.pulse.waiting
+    pair.monitor.shut_groups([0])
+    waiter.join(10)
+    assert not waiter.is_alive() and not pair.pulse.waiting
 
 
 def test_results_are_those_of_gloo(make: Callable[[str], Pair]) -> None:

@@ -379,7 +379,7 @@ def checkpoint(layout: Layout, _seed: int) -> Scenario:
             incidents_max=2 * len(holders) + 1,
             iterations_lost_min=lost,
             iterations_lost_max=lost + 1,
-            recomputed_replicas=float(layout.dp * (lost + 1)),
+            recomputed_replicas=float(layout.dp * (lost + 2)),  # and what was begun of the interrupted one
             replaced=len(holders),
             state_sources=("checkpoint",),
             groups_kept=False,

@@ -21,6 +21,7 @@ ASK_S = 0.2  # the coordinator
 TIMEOUT_S = 120.0
 TIMEOUT_PER_ITERATION_S = 2.0
 SPREAD_AHEAD = 2  # iterations; a spread fault is armed when training is this close
+SPREAD_MISSED = 5  # iterations after its own; a spread fault that nobody saw by then was armed too late
 OVER = ("done", "stopped")
 
 
@@ -71,6 +72,15 @@ class Seen:
     marks: list[tuple[int, str]] = field(default_factory=list)  # (iteration, what), for the picture
 
 
+@dataclass
+class _Awaited:
+    """A spread fault that is armed and not seen yet."""
+
+    fault: Fault
+    incidents: int  # so many there are when it was seen
+    until: int  # iteration by which it must have been
+
+
 class Watch:
     """One task from submit to its end."""
 
@@ -89,6 +99,7 @@ class Watch:
         self._tails: dict[Path, Tail] = {}
         self._faults: list[Fault] = list(scenario.faults)
         self._acts: list[Act] = list(scenario.acts)
+        self._awaited: _Awaited | None = None
         self._act_due: float | None = None
         self._next_ask = 0.0
         self._running = False
@@ -159,23 +170,42 @@ class Watch:
     def _maybe_arm(self) -> None:
         if not self._running:
             return
-        while self._faults:
-            fault = self._faults[0]
-            if self._scenario.spread and self.seen.iteration < fault.iteration - SPREAD_AHEAD:
-                return
-            late = fault.iteration <= self.seen.iteration + 1
-            iteration = -1 if self._scenario.spread and late else fault.iteration
-            try:
-                self._cluster.arm_fault(
-                    self._task, fault.rank, fault.fault, fault.point, iteration, fault.micro_batch
-                )
-            except Exception as error:
-                if type(error).__name__ not in ("CoordinatorSilent", "CoordinatorRefused"):
-                    raise
-                return  # the role is between two holders: the next look tries again
+        if self._scenario.spread:
+            self._arm_next_of_many()
+            return
+        while self._faults and self._arm(self._faults[0], self._faults[0].iteration):
             self._faults.pop(0)
-            if self._scenario.spread:
-                return
+
+    def _arm_next_of_many(self) -> None:
+        """One fault at a time: the next is armed when the one before was seen.
+
+        What is seen here is a look old, so a fault may be armed for an iteration that its rank has left already. Such
+        a one never goes off, and is armed once more, for any iteration.
+        """
+        if self._awaited is not None:
+            is_over = len(self.seen.incidents) >= self._awaited.incidents
+            if is_over:
+                self._awaited = None
+            elif self.seen.iteration >= self._awaited.until and self._arm(self._awaited.fault, -1):
+                self._awaited.until = self.seen.iteration + SPREAD_MISSED
+            return
+        if not self._faults or self.seen.iteration < self._faults[0].iteration - SPREAD_AHEAD:
+            return
+        fault = self._faults[0]
+        late = fault.iteration <= self.seen.iteration + 1
+        if self._arm(fault, -1 if late else fault.iteration):
+            self._faults.pop(0)
+            until = max(fault.iteration, self.seen.iteration) + SPREAD_MISSED
+            self._awaited = _Awaited(fault, len(self.seen.incidents) + 1, until)
+
+    def _arm(self, fault: Fault, iteration: int) -> bool:
+        try:
+            self._cluster.arm_fault(self._task, fault.rank, fault.fault, fault.point, iteration, fault.micro_batch)
+        except Exception as error:
+            if type(error).__name__ not in ("CoordinatorSilent", "CoordinatorRefused"):
+                raise
+            return False  # the role is between two holders: the next look tries again
+        return True
 
     def _maybe_act(self) -> None:
         if not self._acts or self.seen.iteration < self._acts[0].after:

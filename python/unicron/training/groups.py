@@ -106,8 +106,8 @@ def _entries(holder: Any) -> Iterable[tuple[Any, Any, Any]]:
 class Groups:
     """This rank's process groups. register: see _core.WorkerMonitor.register_group / forget_group."""
 
-    def __init__(self, rank: Rank, layout: Layout, monitor: Any) -> None:
-        self.rank, self.layout, self._monitor = rank, layout, monitor
+    def __init__(self, rank: Rank, layout: Layout, monitor: Any, pulse: Any) -> None:
+        self.rank, self.layout, self._monitor, self._pulse = rank, layout, monitor, pulse
         self._sites: list[_Site] = []
         self._lists: list[Ranks] = []  # distinct member lists of two or more at full width that hold this rank
         self._live: dict[Ranks, dist.ProcessGroup] = {}  # by member list at full width
@@ -135,7 +135,7 @@ class Groups:
         lists |= {every, tuple(sorted(replica)), self._peers(self.rank)}
         self._lists = sorted((r for r in lists if len(r) > 1), key=lambda r: (len(r), r))
         alone = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, COLLECTIVE_TIMEOUT)
-        alone = WatchedGroup(alone, self._helpers, lambda: "whole")
+        alone = WatchedGroup(alone, self._helpers, lambda: "whole", self._pulse)
         self._register(alone, (self.rank,), "alone")
         for site in self._sites:
             if site.ranks == (self.rank,):
@@ -210,7 +210,7 @@ class Groups:
         sockets = [fd for fd, inode in _core.connected_sockets() if (fd, inode) not in before]
         group_id = next(self._next_id)
         self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
-        group = WatchedGroup(backend, self._helpers, lambda: str(self._monitor.group_state(group_id)))
+        group = WatchedGroup(backend, self._helpers, lambda: str(self._monitor.group_state(group_id)), self._pulse)
         self._live[full], self._ids[full], self._members[full] = group, group_id, members
         if self._monitor.newest_epoch() > plan.epoch:
             raise GroupInterrupted(f"epoch {self._monitor.newest_epoch()} while making groups of {plan.epoch}")

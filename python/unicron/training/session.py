@@ -124,7 +124,7 @@ class Session:
         model = single_chunk(model)
         staging = gradients.staging_bytes(model)
         memory = StateMemory(model, optimizer, staging)
-        groups = Groups(self.rank, self.layout, self._link.monitor)
+        groups = Groups(self.rank, self.layout, self._link.monitor, self._link.pulse)
         groups.adopt_handles([model, optimizer, getattr(model, "config", None)])
         plan = self._take_role()
         engine = Engine(self._link, self.rank, self.layout, model, optimizer, scheduler, memory, groups)

@@ -9,16 +9,20 @@ So nobody waits in gloo without a bound here: waits are cut into slices, and whe
 group was shut (a new epoch) or that one of its sockets ended, an operation that still does not end is given up. Its
 thread and its group are kept for ever (see Groups.release_retired): the operation still points at the memory.
 
+Who waits longer than a slice says so in its pulse, so that a rank that waits for another is not taken for the one
+that all wait for (pipeline and tensor-parallel collectives are inside of what the pulse calls compute).
+
 Collectives can be waited for in slices. A send or a receive cannot (its wait closes the pair when it times out), nor
 can the building of a group: those are waited for by a helper thread, and the caller waits for the helper.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -84,17 +88,19 @@ def _serve(calls: queue.SimpleQueue[Any]) -> None:
 class WatchedGroup(dist.ProcessGroup):
     """A gloo group (as dist.new_group's, for CPU tensors) with bounded waits.
 
-    state: "whole", "shut" or "broken", see _core.WorkerMonitor.group_state.
+    state: "whole", "shut" or "broken", see _core.WorkerMonitor.group_state; pulse: this process's _core.PulsePage.
     """
 
-    def __init__(self, backend: Any, helpers: Helpers, state: Callable[[], str]) -> None:
+    def __init__(self, backend: Any, helpers: Helpers, state: Callable[[], str], pulse: Any) -> None:
         super().__init__(backend.rank(), backend.size())
-        self.backend, self._helpers, self._state = backend, helpers, state
+        self.backend, self._helpers, self._state, self._pulse = backend, helpers, state, pulse
         self.lost: str = ""  # what was given up; the group must never be destroyed then
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
 
     def check(self, what: str, seconds: float) -> None:
+        """Called in every slice of a wait. Raises LostOperation."""
+        self._pulse.set_waiting(True)
         state = self._state()
         if state == "whole" or (state == "broken" and seconds < BROKEN_S):
             return
@@ -102,7 +108,18 @@ class WatchedGroup(dist.ProcessGroup):
         raise LostOperation(f"gloo lost an operation: {self.lost}")
 
     def wait_transfer(self, work: Any, what: str) -> Any:
-        return self._helpers.call(lambda: work.wait(COLLECTIVE_TIMEOUT), lambda seconds: self.check(what, seconds))
+        with self.noticed_waits():
+            return self._helpers.call(lambda: work.wait(COLLECTIVE_TIMEOUT), lambda seconds: self.check(what, seconds))
+
+    @contextlib.contextmanager
+    def noticed_waits(self) -> Iterator[None]:
+        """The pulse's mark of waiting is afterwards what it was."""
+        before = self._pulse.waiting
+        try:
+            yield
+        finally:
+            if not before:
+                self._pulse.set_waiting(False)
 
 
 class _Collective(dist.Work):
@@ -111,14 +128,23 @@ class _Collective(dist.Work):
         self._work, self._group, self._what = work, group, what
 
     def wait(self, timeout: timedelta | None = None) -> Any:
-        begun = time.monotonic()
+        try:
+            return self._work.wait(SLICE)
+        except RuntimeError:
+            if self._work.is_completed():
+                return self._work.wait(SLICE)  # its own result, or its own error
+        with self._group.noticed_waits():
+            return self._wait_on(timeout)
+
+    def _wait_on(self, timeout: timedelta | None) -> Any:
+        begun = time.monotonic() - SLICE_S
         while True:
             try:
                 return self._work.wait(SLICE)
             except RuntimeError:
                 seconds = time.monotonic() - begun
                 if self._work.is_completed():
-                    return self._work.wait(SLICE)  # its own result, or its own error
+                    return self._work.wait(SLICE)
             if timeout and seconds > timeout.total_seconds():
                 raise TimeoutError(f"{self._what} did not end in {timeout}")
             self._group.check(self._what, seconds)
