@@ -157,7 +157,12 @@ def test_who_waits_for_another_says_so(make: Callable[[str], Pair], what: str) -
     pair = make(what)
     kept_for_ever(pair)
     work = operation(pair, what)
-    waiter = threading.Thread(target=lambda: pytest.raises(RuntimeError, work.wait), daemon=True)
+
+    def wait() -> None:
+        with pytest.raises(RuntimeError):
+            work.wait()
+
+    waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
     pair.wait_stopped()
     time.sleep(0.2)

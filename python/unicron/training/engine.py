@@ -88,6 +88,8 @@ class Engine:
     # ------------------------------------------------------------------ the loop
 
     def run(self, event: on.AnyEvent) -> do.Ready | do.EndIteration:
+        if isinstance(event, on.IterationBegun):
+            self._maybe_fault(FaultPoint.IDLE)
         while True:
             for plan in self.link.new_plans():
                 self.account.plan_arrived(plan)
