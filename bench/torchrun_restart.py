@@ -46,7 +46,10 @@ def _one(layout: Layout) -> float:
             "--max-restarts=2", __file__, folder, str(ITERATIONS), str(layout.tp), str(layout.pp),
             str(layout.num_micro_batches), str(layout.micro_batch),
         ]  # fmt: skip
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        # torchrun shares its rendezvous's store with all attempts (torch 2.13), and gloo then finds addresses of the
+        # killed one; without sharing every attempt gets a store of its own.
+        own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        environment = {**os.environ, **own_store, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         with open(Path(folder) / "log", "wb") as log:
             subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=RUN_S_MAX, check=True)
         lines = [json.loads(line) for line in (Path(folder) / "commits").read_text().splitlines()]

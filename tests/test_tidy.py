@@ -258,3 +258,18 @@ def test_every_source_file_says_its_idea() -> None:
     headers = [path for path in native_files() if path.suffix == ".h"]
     wrong += [place(path) for path in headers if not path.read_text().startswith("//")]
     assert not wrong, "no header: " + ", ".join(wrong)
+
+
+def test_every_fault_point_is_met_in_training() -> None:
+    """A point nobody passes is a fault that never goes off."""
+    engine = (PACKAGE / "training" / "engine.py").read_text()
+    points = ast.parse((PACKAGE / "faults" / "kinds.py").read_text())
+    names = [
+        target.id
+        for node in ast.walk(points) if isinstance(node, ast.ClassDef) and node.name == "FaultPoint"
+        for item in node.body if isinstance(item, ast.Assign)
+        for target in item.targets if isinstance(target, ast.Name)
+    ]  # fmt: skip
+    assert names
+    missing = [name for name in names if f"_maybe_fault(FaultPoint.{name}" not in engine]
+    assert not missing, missing

@@ -211,6 +211,7 @@ class AgentHello(_Message, frozen=True):
         WorkerStatus, ...
     ] = ()  # what lives here already (a coordinator that comes back finds it)
     plans: tuple[EpochPlan, ...] = ()  # newest plan known, per task
+    clock: str = ""  # whose monotonic clock this agent reads; equal on one machine
 
 
 class AgentHeartbeat(_Message, frozen=True):

@@ -85,7 +85,9 @@ class Coordinator:
 
     # ------------------------------------------------------------ events
 
-    def hello(self, node: str, incarnation: int = 1, slots: int = 2, *, knows: bool = False) -> None:
+    def hello(
+        self, node: str, incarnation: int = 1, slots: int = 2, *, knows: bool = False, clock: str = ""
+    ) -> None:
         """knows: the agent tells the workers and the plan that the machine expects there."""
         self.incarnations[node] = incarnation
         workers: tuple[WorkerStatus, ...] = ()
@@ -93,7 +95,7 @@ class Coordinator:
         if knows:
             workers = tuple(self.status(w) for w in self.task.workers.values() if w.node == node)
             plans = (self.task.plan,) if self.task.plan else ()
-        hello = AgentHello(node, incarnation, slots, 1, f"tcp://{node}:7000", "key", workers, plans)
+        hello = AgentHello(node, incarnation, slots, 1, f"tcp://{node}:7000", "key", workers, plans, clock)
         self.feed(on.AgentMessage(node, hello))
 
     def beat(self, node: str) -> None:
@@ -200,12 +202,15 @@ class Coordinator:
         self.feed(on.TimerFired(timer), after_ms=max(at_ms - self.now_ms, 0.0))
 
 
-def running(layout: Layout | None = None, nodes: int = 2, slots: int = 2, **fields: Any) -> Coordinator:
-    """A coordinator whose task runs in epoch 1, understudies ready."""
+def running(
+    layout: Layout | None = None, nodes: int = 2, slots: int = 2, *,
+    clock: str = "", config: CoordinatorConfig | None = None, **fields: Any,
+) -> Coordinator:  # fmt: skip
+    """A coordinator whose task runs in epoch 1, understudies ready. clock: of the agents."""
     layout = layout or Layout(tp=2, dp=2, num_micro_batches=4)
-    driver = Coordinator()
+    driver = Coordinator(config)
     for index in range(nodes):
-        driver.hello(f"n{index}", slots=slots)
+        driver.hello(f"n{index}", slots=slots, clock=clock)
     driver.submit(layout, **fields)
     driver.all_up()
     return driver

@@ -9,6 +9,7 @@ import pytest
 
 from machines import TASK, Coordinator, running
 from unicron.coordinator import events as on
+from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.transitions import (
     NODE_POLICY,
     NODE_TRANSITIONS,
@@ -216,3 +217,11 @@ def test_misuse_by_the_host_is_an_error() -> None:
         driver.feed("hello")  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="time went back"):
         driver.feed(on.AgentDisconnected("n0"), after_ms=-100.0)
+
+
+@pytest.mark.parametrize("clock", ["", "mine", "another"])
+def test_detection_includes_the_messages_way_only_on_one_clock(clock: str) -> None:
+    driver = running(clock=clock, config=CoordinatorConfig(clock="mine"))
+    driver.lost("n1.w1")  # by its agent's clock: 1 ms, seen 0.5 ms later
+    (incident,) = driver.machine.state.incidents.values()
+    assert incident.detect_ms == (driver.now_ms - 1.0 if clock == "mine" else 0.5)

@@ -12,6 +12,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     understudies: int
     store: str  # tcp://host:port at which this agent hosts rendezvous stores
     store_key: str
+    clock: str = ""  # whose monotonic clock the times are of
     socket: str = ""  # Unix socket of the workers
     heartbeat_ms: float = 500.0
     fork_ms_max: float = 30_000.0  # from ForkWorker to Forked

@@ -130,6 +130,7 @@ class AgentMachine:
             store_key=config.store_key,
             workers=tuple(w.status() for w in here if w.task not in state.ended),
             plans=tuple(state.plans[t] for t in sorted(state.plans)),
+            clock=config.clock,
         )
         step.actions.append(SendCoordinator(hello, "connected"))
         for report in state.reports:

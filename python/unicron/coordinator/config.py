@@ -9,6 +9,7 @@ import msgspec
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    clock: str = ""  # whose monotonic clock the times are of
     # nodes
     reconnect_grace_ms: float = 250.0  # between two probes of a node whose connection ended
     silence_ms: float = 2_000.0  # no heartbeat: suspicion, probe

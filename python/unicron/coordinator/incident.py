@@ -1,7 +1,7 @@
 """An incident: one failure with its root, severity, timeline and cost. Symptoms fold into it.
 
-Times are the coordinator's except `detect_ms`, which is a difference on the clock of the node that saw it. All
-three of detect, decide and resume count from the fault itself where its time is known, else from its sight.
+Times are the coordinator's. `detect_ms` ends when the coordinator knows, or on a node with another clock when its agent
+does. All three of detect, decide and resume count from the fault itself where its time is known, else from its sight.
 """
 
 from __future__ import annotations

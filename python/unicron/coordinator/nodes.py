@@ -34,7 +34,7 @@ def on_hello(step: Step, name: str, hello: AgentHello) -> None:
         step.write(joined, f"{name} says hello")
     node = step.state.nodes[name]
     node.move("hello", step.now_ms)
-    node.is_connected, node.probe_answer = True, ""
+    node.is_connected, node.probe_answer, node.clock = True, "", hello.clock
     step.cancel_timer("verdict", name, "it is back")
     step.set_timer("silence", name, step.config.silence_ms, "heartbeats are due")
     step.send(name, AgentWelcome(step.state.term), "hello")

@@ -17,7 +17,7 @@ from unicron.coordinator.starting import restart_all, suspend
 from unicron.coordinator.state import Purpose, TaskState, WorkerState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
-from unicron.coordinator.workers import between_ms, end_worker, incident_of, start_workers
+from unicron.coordinator.workers import detected_ms, end_worker, incident_of, start_workers
 from unicron.types import Method, PlanKind, Rank, Severity
 
 
@@ -277,7 +277,7 @@ def open_stalled(step: Step, task: TaskState, worker: WorkerState, reason: str) 
             iteration=stalled.iteration if stalled else worker.iteration,
             micro_batch=stalled.micro_batch if stalled else -1,
             stage=stalled.stage if stalled else worker.stage,
-            detect_ms=between_ms(stalled.fault_ns, stalled.seen_ns) if stalled else None,
+            detect_ms=detected_ms(step, worker.node, stalled.fault_ns, stalled.seen_ns) if stalled else None,
         ),
         reason,
     )  # fmt: skip

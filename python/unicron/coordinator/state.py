@@ -42,6 +42,7 @@ class NodeState:
     phase: NodePhase
     since_ms: float = 0.0  # of the phase
     is_connected: bool = False
+    clock: str = ""  # whose monotonic clock its agent reads
     probe_answer: str = ""
 
     def move(self, trigger: str, now_ms: float) -> None:

@@ -13,7 +13,7 @@ from unicron.coordinator.starting import restart_all
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import WorkerPhase
-from unicron.coordinator.workers import between_ms, end_worker, incident_of, is_member
+from unicron.coordinator.workers import detected_ms, end_worker, incident_of, is_member
 from unicron.messages import (
     CollectiveFailed,
     ExceptionRaised,
@@ -84,7 +84,7 @@ def on_exception(step: Step, task: TaskState, message: FromWorker) -> None:
             rank=worker.rank, method=Method.EXCEPTION, opened_ms=0.0, worker=worker.name,
             incarnation=worker.incarnation, text=body.text, where=body.where,
             iteration=body.iteration, micro_batch=body.micro_batch, stage=body.stage,
-            detect_ms=between_ms(body.raised_ns, message.seen_ns),
+            detect_ms=detected_ms(step, worker.node, body.raised_ns, message.seen_ns),
         )  # fmt: skip
         step.open_incident(opened, f"rank {worker.rank} raised {body.type} at {body.where}")
     delay_ms = step.config.exception_exit_ms
@@ -130,7 +130,7 @@ def on_stopped(step: Step, task: TaskState, message: WorkerStopped) -> None:
         return
     if worker.stopped_ms is None:
         worker.stopped_ms = step.now_ms
-        worker.stop_detect_ms = between_ms(message.fault_ns, message.seen_ns)
+        worker.stop_detect_ms = detected_ms(step, worker.node, message.fault_ns, message.seen_ns)
     grace_ms = task.job.stopped_grace_ms
     if grace_ms == 0:
         end_stopped(step, task, worker)

@@ -223,7 +223,7 @@ def _open_for(step: Step, task: TaskState, worker: WorkerState, lost: WorkerLost
         id="", task=task.name, fault="worker lost", node=worker.node, rank=worker.rank,
         severity=Severity.SEV2 if member else Severity.INFO, method=Method(lost.method),
         opened_ms=0.0, worker=worker.name, incarnation=worker.incarnation,
-        detect_ms=between_ms(lost.fault_ns, lost.seen_ns),
+        detect_ms=detected_ms(step, worker.node, lost.fault_ns, lost.seen_ns),
         **known,
     )  # fmt: skip
     incident = step.open_incident(opened, reason)
@@ -232,8 +232,18 @@ def _open_for(step: Step, task: TaskState, worker: WorkerState, lost: WorkerLost
     return incident
 
 
-def between_ms(fault_ns: int, seen_ns: int) -> float | None:
-    return (seen_ns - fault_ns) / 1e6 if fault_ns else None
+def detected_ms(step: Step, node: str, fault_ns: int, seen_ns: int) -> float | None:
+    """From the fault until the coordinator knows; None when the fault's own time is not known.
+
+    Where agent and coordinator read one clock (one machine) that includes the message's way. Else it ends where the
+    agent saw it: clocks of two machines are not compared.
+    """
+    if not fault_ns:
+        return None
+    known = step.state.nodes.get(node)
+    if known is not None and known.clock and known.clock == step.config.clock:
+        return max(step.now_ms - fault_ns / 1e6, 0.0)
+    return (seen_ns - fault_ns) / 1e6
 
 
 def incident_of(step: Step, task: TaskState, worker: str) -> Incident | None:

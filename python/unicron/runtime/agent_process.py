@@ -71,6 +71,7 @@ from unicron.messages import (
 )
 from unicron.runtime import keys, logs
 from unicron.runtime.arena_keeper import ArenaKeeper
+from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.coordinator_link import CoordinatorLink
 from unicron.runtime.ending import Ending, rise
 from unicron.runtime.files import write_atomically
@@ -146,6 +147,7 @@ class AgentProcess:
             "understudies": settings.understudies,
             "store": self._store.endpoint,
             "store_key": own.public,
+            "clock": clock_id(),
             "socket": str(self._server.path),
         }
         config = msgspec.convert({**settings.machine, **facts}, AgentConfig)
@@ -446,10 +448,6 @@ class AgentProcess:
         self._ending.close()
         for pidfd in self._pidfds.values():
             os.close(pidfd)
-
-
-def now_ms() -> float:
-    return time.monotonic_ns() / 1e6
 
 
 def _next_incarnation(directory: Path) -> int:

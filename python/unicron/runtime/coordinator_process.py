@@ -14,7 +14,6 @@ import argparse
 import logging
 import random
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +57,7 @@ from unicron.messages import (
     encode,
 )
 from unicron.runtime import keys, logs, requests
+from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.ending import Ending, rise
 from unicron.runtime.files import write_atomically
 from unicron.runtime.journal_sqlite import JournalProblem, SqliteJournal
@@ -93,7 +93,8 @@ class CoordinatorProcess:
     def __init__(self, settings: CoordinatorSettings, lifeline: int = -1) -> None:
         directory = Path(settings.keys)
         pair = keys.load(directory / "coordinator.key")
-        self._machine = CoordinatorMachine(settings.machine, random.getrandbits(32))
+        config = msgspec.structs.replace(settings.machine, clock=clock_id())
+        self._machine = CoordinatorMachine(config, random.getrandbits(32))
         self._timers = Timers()
         self._probes = Probes()
         self._seen: dict[str, WorkerStatus] = {}
@@ -343,10 +344,6 @@ def main(arguments: list[str] | None = None) -> int:
     if options.ready:
         write_atomically(options.ready, process.endpoint)
     return process.run()
-
-
-def now_ms() -> float:
-    return time.monotonic_ns() / 1e6
 
 
 if __name__ == "__main__":
