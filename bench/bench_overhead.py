@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
 import random
 import statistics
@@ -33,7 +34,7 @@ from unicron.types import Layout
 BLOCK_S_MAX = 300.0
 START_S_MAX = 180.0
 WARM_UP = 10
-OVER = 1_000_000
+STOP = 1_000_000  # overhead_worker.STOP
 WORKER = str(Path(__file__).with_name("overhead_worker.py"))
 
 
@@ -84,6 +85,22 @@ class Set:
     def ready(self) -> None:
         self.wait(0, START_S_MAX)
         self.parts = {"workers": [self._progress(r)[1] for r in range(self.layout.world_size)], **self.parts}
+
+    def own_parts(self) -> dict[str, list[float]]:
+        """What the ranks measured of unicron's own work in an iteration, summed over the ranks. Ends the set."""
+        self.gate.with_suffix(".new").write_text(str(STOP))
+        self.gate.with_suffix(".new").rename(self.gate)
+        total: dict[str, float] = {}
+        deadline = time.monotonic() + BLOCK_S_MAX
+        for rank in range(self.layout.world_size):
+            path = self.folder / f"{rank}.parts"
+            while not path.exists():
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"set {self.name}: rank {rank} did not measure its parts")
+                time.sleep(0.05)
+            for part, ms in json.loads(path.read_text()).items():
+                total[part] = total.get(part, 0.0) + ms
+        return {part: [ms] for part, ms in total.items()}
 
     def block(self, iterations: int, *, count: bool = True) -> None:
         before = {part: sum(map(cpu_s, pids)) for part, pids in self.parts.items()}
@@ -190,8 +207,13 @@ def report(sets: dict[str, Set], arguments: argparse.Namespace) -> common.Bench:
     bench.add("A: unmanaged", a.samples, **{"wall ms": statistics.median(a.wall)})
     bench.add("A': unmanaged", sets["A'"].samples, **{"wall ms": statistics.median(sets["A'"].wall)})
     bench.add("B: managed", b.samples, **{"wall ms": statistics.median(b.wall)})
-    for part, samples in b.part_samples.items():
-        bench.add(f"B, part: {part}", samples)
+    whole = statistics.median(a.samples)
+    beside = {part: ms for part, ms in b.part_samples.items() if part != "workers"}
+    parts = {**beside, **b.own_parts()}
+    for part, samples in parts.items():
+        bench.add(f"B, part: {part}", samples, **{"% of A": 100 * statistics.median(samples) / whole})
+    total = sum(statistics.median(samples) for samples in parts.values())
+    bench.configuration["parts, summed %"] = round(100 * total / whole, 2)
     return bench
 
 

@@ -4,21 +4,29 @@ Run by bench_overhead.py, managed (under an agent) and unmanaged (plain processe
 file whose content is the number of iterations allowed so far; each rank appends its progress to a file of its own. Both
 are looked at between blocks only, so they cost the measured iterations nothing.
 
+At the end the gate says STOP, and a managed rank writes what unicron's own work in an iteration costs, part by part.
+
     overhead_worker.py GATE PROGRESS_FOLDER TP PP NUM_MICRO_BATCHES MICRO_BATCH
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import unicron
 from unicron.training.data import ByteCorpus, ByteDataset
+from unicron.types import Stage
 
 LOOK_S = 0.02
 ITERATIONS = 1_000_000
+STOP = ITERATIONS  # at the gate: no more blocks
+REPEATS = 200
 
 
 def allowed(gate: Path) -> int:
@@ -26,6 +34,44 @@ def allowed(gate: Path) -> int:
         return int(gate.read_text() or 0)
     except (FileNotFoundError, ValueError):
         return 0
+
+
+def cpu_ms_each(work: Callable[[], object]) -> float:
+    """CPU milliseconds of this process (gloo's threads with it) per call."""
+    work()
+    before = time.process_time()
+    for _ in range(REPEATS):
+        work()
+    return 1e3 * (time.process_time() - before) / REPEATS
+
+
+def measure_parts(session: Any, progress: Path) -> None:
+    """CPU milliseconds an iteration of this rank; every rank does the same at the same time, for the collectives."""
+    if not session.managed:
+        return
+    import torch
+    import torch.distributed as dist
+
+    engine = session._engine
+    gradients, groups, pulse = engine.gradients, engine.groups, session._link.pulse
+    vector = torch.zeros(6, dtype=torch.float64)
+
+    def staging() -> None:
+        for segment in gradients.segments:
+            staged = gradients._staged(segment)
+            staged.copy_(segment)
+            segment.copy_(staged)
+
+    others = 4  # tie, commit, step, idle
+    advances = session.layout.num_micro_batches // session.layout.dp + len(gradients.segments) + others
+    parts = {
+        "staging": cpu_ms_each(staging),
+        "commit": cpu_ms_each(lambda: dist.all_reduce(vector, group=groups.world)),
+        "pulse": advances * cpu_ms_each(lambda: pulse.advance(int(Stage.IDLE), 0, -1)),
+        "ledger": 8 * cpu_ms_each(lambda: engine.ledger.write(engine.machine.record)),
+    }
+    progress.with_suffix(".parts.new").write_text(json.dumps(parts))
+    progress.with_suffix(".parts.new").rename(progress.with_suffix(".parts"))
 
 
 def main() -> None:
@@ -48,7 +94,8 @@ def main() -> None:
                 with session.expect("the next block", seconds=3600):
                     while iteration >= (limit := allowed(gate)):
                         time.sleep(LOOK_S)
-                if limit >= ITERATIONS:
+                if limit >= STOP:
+                    measure_parts(session, progress)
                     break
             session.train_step(iteration, demo.forward_step, dataset)
 
