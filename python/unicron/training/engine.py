@@ -126,10 +126,12 @@ class Engine:
             self.link.pulse.set_waiting(True)
 
     def _maybe_fault(self, point: FaultPoint, micro_batch: int = -1) -> None:
+        kind = self.link.pulse.take_fault(int(point), self.machine.record.iteration, micro_batch)
+        if kind:
+            self._fault(kind, point, micro_batch)
+
+    def _fault(self, kind: int, point: FaultPoint, micro_batch: int = -1) -> None:
         iteration = self.machine.record.iteration
-        kind = self.link.pulse.take_fault(int(point), iteration, micro_batch)
-        if not kind:
-            return
         if kind == FaultKind.RESET:
             every = [rank for members in self.groups.inside_lists for rank in members]
             self.link.monitor.shut_groups(sorted(set(every)))
@@ -219,7 +221,9 @@ class Engine:
     def _step(self, action: do.Step) -> on.AnyEvent:
         self._pulse(Stage.STEP)
         self.ledger.begin_step()
-        self.stepper.step(action.commit, lambda: self._maybe_fault(FaultPoint.STEP))
+        kind = self.link.pulse.take_fault(int(FaultPoint.STEP), action.commit.iteration, -1)
+        half_way = (lambda: self._fault(kind, FaultPoint.STEP)) if kind else None
+        self.stepper.step(action.commit, half_way)
         self.ledger.end_step(action.commit.iteration + 1, self.stepper.extra_state())
         tokens = max(action.commit.tokens, 1.0)
         self.link.pulse.committed(action.commit.iteration, action.commit.loss_sum / tokens)

@@ -47,22 +47,39 @@ class Stepper:
         """Without this param.grad stays main_grad and the first micro-batch is added twice (MECHANICS 2.3)."""
         self.optimizer.zero_grad()
 
-    def step(self, commit: CommitResult, half_way: Callable[[], None]) -> None:
-        """half_way is called when some parameters are written and others are not (fault point)."""
+    def step(self, commit: CommitResult, half_way: Callable[[], None] | None = None) -> None:
+        """half_way: a fault, called when half of the parameters are written and the others are not."""
         tokens = max(commit.tokens, 1.0)
         self.grad_norm = math.sqrt(max(commit.sumsq, 0.0)) / tokens
         if commit.found_inf:
             self.grad_norm = math.inf
-            half_way()
+            if half_way is not None:
+                half_way()
         else:
             factor = 1.0 / tokens
             if self.clip > 0.0 and self.grad_norm > self.clip:
                 factor *= self.clip / (self.grad_norm + 1e-6)
             self.gradients.scale(factor)
             self.optimizer.prepare_grads()
-            half_way()
-            self.optimizer.step_with_ready_grads()
+            if half_way is None:
+                self.optimizer.step_with_ready_grads()
+            else:
+                self._write(lambda params: params[: (len(params) + 1) // 2])
+                half_way()
+                self._write(lambda params: params[(len(params) + 1) // 2 :])
         advance_scheduler(self.scheduler, self.layout)
+
+    def _write(self, part: Callable[[list[Any]], list[Any]]) -> None:
+        """The update of a part of every group's parameters; each parameter's update is its own."""
+        groups = [g for o in inner_optimizers(self.optimizer) for g in o.param_groups]
+        whole = [g["params"] for g in groups]
+        for group, params in zip(groups, whole, strict=True):
+            group["params"] = part(params)
+        try:
+            self.optimizer.step_with_ready_grads()
+        finally:
+            for group, params in zip(groups, whole, strict=True):
+                group["params"] = params
 
     # ---------------------------------------------------------- python-side state
 

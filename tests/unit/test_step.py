@@ -1,0 +1,66 @@
+"""The step's fault point: half of the parameters are written, and who lives on ends with the same bits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from unicron.healing.record import CommitResult
+from unicron.training.step import Stepper
+from unicron.types import Layout
+
+
+class Optimizer:
+    """The parts of megatron's FP32Optimizer that a step uses, around a real torch optimizer."""
+
+    def __init__(self, params: list[torch.nn.Parameter]) -> None:
+        groups = [{"params": params[:3]}, {"params": params[3:], "lr": 0.5}]
+        self.optimizer = torch.optim.Adam(groups, lr=0.1)
+        self.config = SimpleNamespace(clip_grad=1.0)
+
+    def prepare_grads(self) -> bool:
+        return False
+
+    def step_with_ready_grads(self) -> bool:
+        self.optimizer.step()
+        return True
+
+
+def make() -> tuple[Stepper, list[torch.nn.Parameter]]:
+    torch.manual_seed(7)
+    params = [torch.nn.Parameter(torch.randn(n, 3)) for n in (1, 2, 3, 4, 5)]
+    gradients = SimpleNamespace(scale=lambda factor: [p.grad.mul_(factor) for p in params if p.grad is not None])
+    stepper = Stepper(Optimizer(params), None, Layout(num_micro_batches=1), gradients)  # type: ignore[arg-type]
+    return stepper, params
+
+
+def run(faulty: int) -> tuple[list[torch.nn.Parameter], list[list[bool]]]:
+    """Three steps, with a half_way in one of them; which parameters had been written there."""
+    stepper, params = make()
+    seen: list[list[bool]] = []
+    for iteration in range(3):
+        torch.manual_seed(iteration)
+        for param in params:
+            param.grad = torch.randn_like(param)
+        before = [p.detach().clone() for p in params]
+
+        def look(before: list[torch.Tensor] = before) -> None:
+            seen.append([not torch.equal(old, new) for old, new in zip(before, params, strict=True)])
+
+        commit = CommitResult(iteration, 4.0, 9.0, 0.0, 1.0)
+        half_way: Any = look if iteration == faulty else None
+        stepper.step(commit, half_way)
+    return params, seen
+
+
+def test_at_the_fault_point_half_of_each_group_is_written() -> None:
+    _, seen = run(1)
+    assert seen == [[True, True, False, True, False]]
+
+
+def test_who_survives_the_fault_point_ends_with_the_same_bits() -> None:
+    undisturbed, _ = run(-1)
+    disturbed, _ = run(1)
+    assert all(torch.equal(a, b) for a, b in zip(undisturbed, disturbed, strict=True))
