@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from unicron.healing.record import CommitResult
+from unicron.training.memory import even_optimizer_steps
 from unicron.training.step import Stepper
 from unicron.types import Layout
 
@@ -64,3 +66,24 @@ def test_who_survives_the_fault_point_ends_with_the_same_bits() -> None:
     undisturbed, _ = run(-1)
     disturbed, _ = run(1)
     assert all(torch.equal(a, b) for a, b in zip(undisturbed, disturbed, strict=True))
+
+
+def test_a_torn_state_is_made_even_before_a_checkpoint_is_loaded_over_it() -> None:
+    """Megatron's sharded_state_dict refuses step counts that differ."""
+    stepper, params = make()
+    for param in params:
+        param.grad = torch.ones_like(param)
+
+    class Died(Exception):
+        pass
+
+    def die() -> None:
+        raise Died
+
+    with contextlib.suppress(Died):
+        stepper.step(CommitResult(0, 4.0, 9.0, 0.0, 1.0), die)
+    inner = stepper.optimizer.optimizer
+    stepper.optimizer.step_with_ready_grads()
+    assert len({float(state["step"]) for state in inner.state.values()}) == 2
+    even_optimizer_steps(stepper.optimizer)
+    assert len({float(state["step"]) for state in inner.state.values()}) == 1

@@ -29,7 +29,7 @@ from unicron.training.gradients import Gradients
 from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
 from unicron.training.link import WorkerLink, now_ms
-from unicron.training.memory import StateMemory
+from unicron.training.memory import StateMemory, even_optimizer_steps
 from unicron.training.store import RendezvousStore
 from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
@@ -307,6 +307,7 @@ class Engine:
         self._pulse(Stage.SAVE, waiting=True)
         before = self.machine.record.iteration
         self.ledger.begin_step()
+        even_optimizer_steps(self.stepper.optimizer)
         iteration = self.load_checkpoint(action.path)
         self.ledger.end_step(iteration, self.stepper.extra_state())
         self.account.restored(before, iteration)

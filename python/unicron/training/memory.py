@@ -37,6 +37,14 @@ def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
     return [inner] if isinstance(inner, torch.optim.Optimizer) else []
 
 
+def even_optimizer_steps(optimizer: Any) -> None:
+    """Before a torn state is overwritten by a checkpoint's: Megatron refuses to load over step counts that differ."""
+    for inner in inner_optimizers(optimizer):
+        for state in inner.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"].zero_()
+
+
 def force_optimizer_state(optimizer: Any) -> None:
     """Create AdamW's state now, all of it: Megatron's init_state_fn forgets `step`, and torch then raises KeyError."""
     for inner in inner_optimizers(optimizer):
