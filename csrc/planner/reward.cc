@@ -28,7 +28,8 @@ void check_task(const Task& task, size_t index, double transition_s_max) {
   require(std::adjacent_find(task.counts.begin(), task.counts.end(), std::greater_equal<>()) == task.counts.end(),
           who + "counts must ascend");
   require(task.current >= 0 && task.current <= kSlotsMax, who + "current is out of range");
-  require(std::isfinite(task.current_flops) && task.current_flops >= 0, who + "current_flops must be finite, 0 or more");
+  require(std::isfinite(task.current_flops) && task.current_flops >= 0,
+          who + "current_flops must be finite, 0 or more");
   require(std::all_of(task.flops.begin(), task.flops.end(), [](double value) { return std::isfinite(value); }),
           who + "flops must be finite");
   require(std::all_of(task.transition_s.begin(), task.transition_s.end(),
@@ -53,9 +54,7 @@ double FailureRate::running_s(int64_t pool) const {
 
 double Scale::reward_flop(double key) const { return std::ceil(key / moves_base) * quantum_flop; }
 
-int64_t Scale::moves(double key) const {
-  return static_cast<int64_t>(std::ceil(key / moves_base) * moves_base - key);
-}
+int64_t Scale::moves(double key) const { return static_cast<int64_t>(std::ceil(key / moves_base) * moves_base - key); }
 
 Problem::Problem(std::vector<Task> tasks, std::vector<double> running_s, double transition_s_max)
     : tasks_(std::move(tasks)), running_s_(std::move(running_s)), transition_s_max_(transition_s_max) {

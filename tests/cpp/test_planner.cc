@@ -204,9 +204,7 @@ void test_max_plus() {
 }
 
 void test_bad_problems_are_refused() {
-  const auto refused = [](const Task& task) {
-    return testing::throws<Error>([&] { Problem({task}, {1, 1}, 10); });
-  };
+  const auto refused = [](const Task& task) { return testing::throws<Error>([&] { Problem({task}, {1, 1}, 10); }); };
   CHECK(!refused(Task{0, 0, {0, 1}, {0, 1}, {0, 1}}));
   CHECK(refused(Task{0, 0, {}, {}, {}}));
   CHECK(refused(Task{0, 0, {1, 0}, {0, 1}, {0, 1}}));

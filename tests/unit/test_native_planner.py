@@ -94,7 +94,7 @@ def test_every_entry_of_the_table_is_a_direct_solve(seed: int) -> None:
     for _ in range(20):
         small = Small(chance)
         events = [
-            [alternative(*small.event(chance), cost_flop=chance.choice([0.0, 1e15])) for _ in range(chance.randint(1, 3))]
+            [alternative(*small.event(chance), chance.choice([0.0, 1e15])) for _ in range(chance.randint(1, 3))]
             for _ in range(20)
         ]
         table = small.problem.table(events)

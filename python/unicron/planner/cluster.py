@@ -70,11 +70,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     throughput: dict[int, float | str]  # T(t, x): slots -> achieved FLOP/s of all slots together; YAML 1e12 is a string
     weight: float = 1.0  # w(t)
     group: int = 1  # slots that must share a node (tp)
-    on: dict[str, int] = {}  # node -> slots it holds there now
+    holds: dict[str, int] = {}  # node -> slots it holds there now
 
     @property
     def current(self) -> int:
-        return sum(self.on.values())
+        return sum(self.holds.values())
 
     def counts(self) -> list[int]:
         """Reachable numbers of slots, ascending, without 0."""
@@ -115,12 +115,12 @@ def check(cluster: Cluster) -> None:
     widest = max(usable.values(), default=0)
     for task in cluster.tasks:
         _check_task(task, cluster.pool, widest)
-        for node, slots in task.on.items():
+        for node, slots in task.holds.items():
             if node not in usable:
                 raise PlannerProblem(f"task {task.name}: no node {node}")
             _whole(f"task {task.name}: slots on {node}", slots, 1)
     for node in cluster.nodes:
-        held = sum(task.on.get(node.name, 0) for task in cluster.tasks)
+        held = sum(task.holds.get(node.name, 0) for task in cluster.tasks)
         if held > node.usable:
             raise PlannerProblem(f"node {node.name}: tasks hold {held} of {node.usable} usable slots")
 

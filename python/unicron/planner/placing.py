@@ -33,16 +33,16 @@ def placed(
         (
             allocation[task.name],
             task.group,
-            [task.on.get(node.name, 0) - lost.get((task.name, node.name), 0) for node in nodes],
+            [task.holds.get(node.name, 0) - lost.get((task.name, node.name), 0) for node in nodes],
         )
         for task in cluster.tasks
     ]
     slots, unplaced, _ = _core.planner_place(spaces, needs)
     moves = [
-        Move(task.name, node.name, after - task.on.get(node.name, 0))
+        Move(task.name, node.name, after - task.holds.get(node.name, 0))
         for task, row in zip(cluster.tasks, slots, strict=True)
         for node, after in zip(nodes, row, strict=True)
-        if after != task.on.get(node.name, 0)
+        if after != task.holds.get(node.name, 0)
     ]
     missing = {task.name: count for task, count in zip(cluster.tasks, unplaced, strict=True) if count}
     return tuple(moves), missing

@@ -173,7 +173,7 @@ class Planner:
         cluster = self.cluster
         events, weights = [], []
         for task in cluster.tasks:
-            if task.on:
+            if task.holds:
                 situation = situation_of(cluster, (f"slot:{task.name}",))
                 times = cluster.transitions
                 events.append([self._way(situation, situation.pool, times.replace_s)])

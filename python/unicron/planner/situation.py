@@ -64,14 +64,14 @@ def _task_event(cluster: Cluster, before: Situation, kind: str, name: str) -> Si
         raise PlannerProblem(f"{kind}:{name}: no such task")
     if kind == "finish":
         return _replace(before, finished=before.finished | {name})
-    if not task.on:
+    if not task.holds:
         raise PlannerProblem(f"{kind}:{name}: the task does not run")
     if kind == "process":
         return _replace(before, restarted=before.restarted | {name})
-    place = place or max(sorted(task.on), key=lambda node: task.on[node])
-    if place not in task.on:
+    place = place or max(sorted(task.holds), key=lambda node: task.holds[node])
+    if place not in task.holds:
         raise PlannerProblem(f"slot:{name}@{place}: the task holds nothing there")
-    if task.on[place] <= before.lost.get((name, place), 0):
+    if task.holds[place] <= before.lost.get((name, place), 0):
         raise PlannerProblem(f"slot:{name}@{place}: the task has lost all its slots there already")
     nodes = _change(before.nodes, place, broken=1)
     lost = {**before.lost, (name, place): before.lost.get((name, place), 0) + 1}
@@ -85,9 +85,9 @@ def _lose_node(cluster: Cluster, before: Situation, name: str) -> Situation:
     lost = dict(before.lost)
     held = 0
     for task in cluster.tasks:
-        if name in task.on:
-            held += task.on[name] - lost.get((task.name, name), 0)
-            lost[task.name, name] = task.on[name]
+        if name in task.holds:
+            held += task.holds[name] - lost.get((task.name, name), 0)
+            lost[task.name, name] = task.holds[name]
     return _replace(
         before,
         nodes=_change(before.nodes, name, state="lost"),
@@ -128,7 +128,7 @@ def _replace(before: Situation, **changes: object) -> Situation:
 
 def foreseen(cluster: Cluster) -> list[str]:
     """Every one-step event, in a fixed order; nodes that cost the same tasks the same come one after the other."""
-    running = [task.name for task in cluster.tasks if task.on]
+    running = [task.name for task in cluster.tasks if task.holds]
     events = [f"slot:{name}" for name in running]
     events += [f"process:{name}" for name in running]
     events += [f"finish:{task.name}" for task in cluster.tasks]
