@@ -20,10 +20,10 @@ struct Member {
   const Alternative* alternative;
 };
 
-// Prefix and suffix sums of the healthy tasks for one pool. suffix row r covers the last r tasks.
+// Prefix and suffix sums of the healthy tasks for one pool and one horizon. suffix row r covers the last r tasks.
 class LeaveOneOut {
  public:
-  LeaveOneOut(const Problem& problem, int32_t pool);
+  LeaveOneOut(const Problem& problem, int32_t pool, int32_t horizon);
   Solution unchanged() const;
   // Makes the sums of all tasks but `task`, for one_changed().
   void leave_out(size_t task);
@@ -54,10 +54,10 @@ class LeaveOneOut {
   std::vector<int32_t> staircase_;  // 0, 1, 2, ... as counts of dense choices
 };
 
-LeaveOneOut::LeaveOneOut(const Problem& problem, int32_t pool)
+LeaveOneOut::LeaveOneOut(const Problem& problem, int32_t pool, int32_t horizon)
     : problem_(problem),
       pool_(pool),
-      scale_(problem.scale(pool)),
+      scale_(problem.scale(pool, horizon)),
       rows_(make_rows()),
       count_total_(std::accumulate(rows_.begin(), rows_.end(), int64_t{0},
                                    [](int64_t sum, const Row& row) { return sum + row.count_max(); })),
@@ -189,7 +189,7 @@ void LeaveOneOut::trace_suffix(size_t num_after, int32_t column, std::vector<int
   std::copy(reversed.begin(), reversed.end(), allocation->rbegin());
 }
 
-// All alternatives of one pool, in an order in which each task is left out once.
+// All alternatives of one pool and one horizon, in an order in which each task is left out once.
 template <class Receive>
 void solve_pool(const Problem& problem, std::vector<Member> members, const Receive& receive) {
   constexpr size_t kDirectMax = 2;  // below this, prefix and suffix would not pay
@@ -197,7 +197,8 @@ void solve_pool(const Problem& problem, std::vector<Member> members, const Recei
     for (const Member& member : members) receive(member, solve_alternative(problem, *member.alternative));
     return;
   }
-  LeaveOneOut sums(problem, members.front().alternative->pool);
+  const Alternative& any = *members.front().alternative;
+  LeaveOneOut sums(problem, any.pool, any.horizon());
   const auto task_of = [](const Member& member) {
     const auto& overrides = member.alternative->overrides;
     return overrides.size() == 1 ? overrides.front().task : int32_t{-1};
@@ -226,11 +227,12 @@ PlanTable::PlanTable(const Problem& problem, const std::vector<std::vector<Alter
   if (events.size() > kEventsMax) {
     throw Error(ErrorCode::kLimitExceeded, "more than " + std::to_string(kEventsMax) + " events in a plan table");
   }
-  std::map<int32_t, std::vector<Member>> pools;
+  std::map<std::pair<int32_t, int32_t>, std::vector<Member>> pools;  // by pool and horizon
   for (size_t event = 0; event < events.size(); ++event) {
     for (size_t index = 0; index < events[event].size(); ++index) {
       problem.check(events[event][index]);
-      pools[events[event][index].pool].push_back({event, static_cast<int32_t>(index), &events[event][index]});
+      const Alternative& alternative = events[event][index];
+      pools[{alternative.pool, alternative.horizon()}].push_back({event, static_cast<int32_t>(index), &alternative});
     }
   }
   std::vector<bool> has_plan(events.size());

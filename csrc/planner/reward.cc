@@ -75,6 +75,7 @@ Problem::Problem(std::vector<Task> tasks, std::vector<double> running_s, double 
 
 void Problem::check(const Alternative& alternative) const {
   require(alternative.pool >= 0 && alternative.pool <= pool_max(), "pool is outside running_s");
+  require(alternative.horizon() <= pool_max(), "running_slots is outside running_s");
   require(std::isfinite(alternative.cost_flop), "cost_flop must be finite");
   int32_t previous = -1;
   for (const Override& changed : alternative.overrides) {
@@ -91,19 +92,19 @@ void Problem::check(const Alternative& alternative) const {
   }
 }
 
-Scale Problem::scale(int32_t pool) const {
+Scale Problem::scale(int32_t pool, int32_t horizon) const {
+  const double running_s = running_s_[static_cast<size_t>(horizon)];
   // A plan moves at most what is in use now and what it gives out.
   const double moves_base = power_of_two_above(static_cast<double>(num_current_ + pool + 1));
-  const double bound = flops_bound_ * running_s_[static_cast<size_t>(pool)] + transition_bound_;
+  const double bound = flops_bound_ * running_s + transition_bound_;
   // Each of the m roundings adds at most half a quantum to a sum.
   const double room = std::exp2(kMantissaBits) / moves_base - static_cast<double>(num_tasks()) - 2;
-  return Scale{bound > 0 ? power_of_two_above(bound / room) : 1.0, moves_base};
+  return Scale{bound > 0 ? power_of_two_above(bound / room) : 1.0, moves_base, running_s};
 }
 
 template <class Seconds>
 Row Problem::make_row(size_t index, int32_t pool, const Scale& scale, const Seconds& seconds) const {
   const Task& task = tasks_[index];
-  const double running_s = running_s_[static_cast<size_t>(pool)];
   Row row;
   row.current = task.current;
   row.counts.reserve(task.counts.size());
@@ -111,7 +112,7 @@ Row Problem::make_row(size_t index, int32_t pool, const Scale& scale, const Seco
   for (size_t choice = 0; choice < task.counts.size() && task.counts[choice] <= pool; ++choice) {
     const double transition_s = seconds(choice);
     if (std::isinf(transition_s)) continue;
-    const double reward_flop = task.flops[choice] * running_s - task.current_flops * transition_s;
+    const double reward_flop = task.flops[choice] * scale.running_s - task.current_flops * transition_s;
     const int32_t count = task.counts[choice];
     row.counts.push_back(count);
     row.keys.push_back(std::nearbyint(reward_flop / scale.quantum_flop) * scale.moves_base -

@@ -223,9 +223,12 @@ class PlannerOverride:
 
 @final
 class PlannerAlternative:
-    """One way to answer an event: slots to give out, changed tasks (ascending), and what is spent in FLOP."""
+    """One way to answer an event: slots to give out, changed tasks (ascending), what is spent in FLOP, and the number of
+    slots whose D_running counts (-1: pool), the same for all alternatives of an event."""
 
-    def __init__(self, pool: int, overrides: list[PlannerOverride], cost_flop: float) -> None: ...
+    def __init__(
+        self, pool: int, overrides: list[PlannerOverride], cost_flop: float, running_slots: int
+    ) -> None: ...
 
 @final
 class PlannerPlan:

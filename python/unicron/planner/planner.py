@@ -160,7 +160,8 @@ class Planner:
                 overrides.append(_core.PlannerOverride(index, seconds))
             elif task.name in situation.restarted:
                 overrides.append(_core.PlannerOverride(index, self._seconds(task, counts, times.restart_s)))
-        return _core.PlannerAlternative(pool, overrides, cost)
+        # All ways are weighed over the same time: until the next failure of what is left after the event.
+        return _core.PlannerAlternative(pool, overrides, cost, situation.pool)
 
     # ------------------------------------------------------------ tables
 
