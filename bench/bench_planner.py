@@ -2,13 +2,13 @@
 
     brute force   random clusters of up to 4 tasks and 10 slots, all allocations tried
     HiGHS         random clusters of 6 to 16 tasks and 40 to 120 slots, as a mixed-integer program
-    table         the plans of a fixed instance for every one-step event: each task loses a slot (reconfigure, standby or
-                  wait), loses a process, finishes, loses a node; a node joins; every entry compared with a direct solve
-                  on a smaller instance of the same kind
+    table         the plans of a fixed instance for every one-step event: each task loses a slot (reconfigure, standby
+                  or wait), loses a process, finishes, loses a node; a node joins; every entry is compared with a
+                  direct solve on smaller instances of the same kinds
     direct        one failure, solved when it happens: one dynamic program
 
-dense: min 1, max n, unit 1, T not concave. typical: max at most 4 n / m, units 1 to 8. The same dynamic program in numba,
-and HiGHS where it ends in time, stand beside. Everything on one core.
+dense: min 1, max n, unit 1, T not concave. typical: max at most 4 n / m, units 1 to 8. The same dynamic program in
+numba, and HiGHS where it ends in time, stand beside. Everything on one core.
 """
 
 from __future__ import annotations
@@ -75,9 +75,10 @@ class Instance:
         """G of each healthy task, by the formula: the reference of the other solvers."""
         return [t.flops * self.running_s[pool] - t.present() * t.seconds() for t in self.tasks]
 
-    def way(self, pool: int, horizon: int, task: int = -1, seconds: Floats | None = None) -> _core.PlannerAlternative:
+    def way(self, pool: int, left: int, task: int = -1, seconds: Floats | None = None) -> _core.PlannerAlternative:
+        """`left`: slots after the event, whose D_running counts for all ways to answer it."""
         overrides = [] if task < 0 else [_core.PlannerOverride(task, seconds)]
-        return _core.PlannerAlternative(pool, overrides, 0.0, horizon)
+        return _core.PlannerAlternative(pool, overrides, 0.0, float(self.running_s[left]))
 
     def events(self) -> list[list[_core.PlannerAlternative]]:
         n = self.slots

@@ -62,8 +62,8 @@ void register_problem(py::module_& module) {
            }),
            py::arg("task"), py::arg("transition_s"));
   py::class_<Alternative>(module, "PlannerAlternative", py::is_final())
-      .def(py::init<int32_t, std::vector<Override>, double, int32_t>(), py::arg("pool"), py::arg("overrides"),
-           py::arg("cost_flop"), py::arg("running_slots"));
+      .def(py::init<int32_t, std::vector<Override>, double, double>(), py::arg("pool"), py::arg("overrides"),
+           py::arg("cost_flop"), py::arg("running_s"));
 }
 
 void register_plans(py::module_& module) {

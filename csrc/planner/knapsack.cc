@@ -78,7 +78,7 @@ Best best_choice(const double* from, const Row& row, int32_t column) {
 }
 
 Solution solve_alternative(const Problem& problem, const Alternative& alternative) {
-  const Scale scale = problem.scale(alternative.pool, alternative.horizon());
+  const Scale scale = problem.scale(alternative.pool, problem.running_s(alternative));
   std::vector<Row> rows;
   int64_t rest_max = 0;
   auto changed = alternative.overrides.begin();
@@ -105,7 +105,7 @@ Solution solve_alternative(const Problem& problem, const Alternative& alternativ
 }
 
 Plan make_plan(const Problem& problem, const Alternative& alternative, int32_t index, Solution&& solution) {
-  const Scale scale = problem.scale(alternative.pool, alternative.horizon());
+  const Scale scale = problem.scale(alternative.pool, problem.running_s(alternative));
   return Plan{index, std::move(solution.allocation), scale.reward_flop(solution.key) - alternative.cost_flop,
               scale.moves(solution.key)};
 }

@@ -23,7 +23,7 @@ struct Member {
 // Prefix and suffix sums of the healthy tasks for one pool and one horizon. suffix row r covers the last r tasks.
 class LeaveOneOut {
  public:
-  LeaveOneOut(const Problem& problem, int32_t pool, int32_t horizon);
+  LeaveOneOut(const Problem& problem, int32_t pool, double running_s);
   Solution unchanged() const;
   // Makes the sums of all tasks but `task`, for one_changed().
   void leave_out(size_t task);
@@ -54,10 +54,10 @@ class LeaveOneOut {
   std::vector<int32_t> staircase_;  // 0, 1, 2, ... as counts of dense choices
 };
 
-LeaveOneOut::LeaveOneOut(const Problem& problem, int32_t pool, int32_t horizon)
+LeaveOneOut::LeaveOneOut(const Problem& problem, int32_t pool, double running_s)
     : problem_(problem),
       pool_(pool),
-      scale_(problem.scale(pool, horizon)),
+      scale_(problem.scale(pool, running_s)),
       rows_(make_rows()),
       count_total_(std::accumulate(rows_.begin(), rows_.end(), int64_t{0},
                                    [](int64_t sum, const Row& row) { return sum + row.count_max(); })),
@@ -198,7 +198,7 @@ void solve_pool(const Problem& problem, std::vector<Member> members, const Recei
     return;
   }
   const Alternative& any = *members.front().alternative;
-  LeaveOneOut sums(problem, any.pool, any.horizon());
+  LeaveOneOut sums(problem, any.pool, problem.running_s(any));
   const auto task_of = [](const Member& member) {
     const auto& overrides = member.alternative->overrides;
     return overrides.size() == 1 ? overrides.front().task : int32_t{-1};
@@ -227,12 +227,13 @@ PlanTable::PlanTable(const Problem& problem, const std::vector<std::vector<Alter
   if (events.size() > kEventsMax) {
     throw Error(ErrorCode::kLimitExceeded, "more than " + std::to_string(kEventsMax) + " events in a plan table");
   }
-  std::map<std::pair<int32_t, int32_t>, std::vector<Member>> pools;  // by pool and horizon
+  std::map<std::pair<int32_t, double>, std::vector<Member>> pools;  // by pool and horizon
   for (size_t event = 0; event < events.size(); ++event) {
     for (size_t index = 0; index < events[event].size(); ++index) {
       problem.check(events[event][index]);
       const Alternative& alternative = events[event][index];
-      pools[{alternative.pool, alternative.horizon()}].push_back({event, static_cast<int32_t>(index), &alternative});
+      pools[{alternative.pool, problem.running_s(alternative)}].push_back(
+          {event, static_cast<int32_t>(index), &alternative});
     }
   }
   std::vector<bool> has_plan(events.size());

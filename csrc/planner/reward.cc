@@ -75,7 +75,7 @@ Problem::Problem(std::vector<Task> tasks, std::vector<double> running_s, double 
 
 void Problem::check(const Alternative& alternative) const {
   require(alternative.pool >= 0 && alternative.pool <= pool_max(), "pool is outside running_s");
-  require(alternative.horizon() <= pool_max(), "running_slots is outside running_s");
+  require(std::isfinite(alternative.running_s), "running_s must be finite");
   require(std::isfinite(alternative.cost_flop), "cost_flop must be finite");
   int32_t previous = -1;
   for (const Override& changed : alternative.overrides) {
@@ -92,8 +92,11 @@ void Problem::check(const Alternative& alternative) const {
   }
 }
 
-Scale Problem::scale(int32_t pool, int32_t horizon) const {
-  const double running_s = running_s_[static_cast<size_t>(horizon)];
+double Problem::running_s(const Alternative& alternative) const {
+  return alternative.running_s < 0 ? running_s_[static_cast<size_t>(alternative.pool)] : alternative.running_s;
+}
+
+Scale Problem::scale(int32_t pool, double running_s) const {
   // A plan moves at most what is in use now and what it gives out.
   const double moves_base = power_of_two_above(static_cast<double>(num_current_ + pool + 1));
   const double bound = flops_bound_ * running_s + transition_bound_;

@@ -223,11 +223,11 @@ class PlannerOverride:
 
 @final
 class PlannerAlternative:
-    """One way to answer an event: slots to give out, changed tasks (ascending), what is spent in FLOP, and the number of
-    slots whose D_running counts (-1: pool), the same for all alternatives of an event."""
+    """One way to answer an event: slots to give out, changed tasks (ascending), what is spent in FLOP, and the
+    seconds over which rewards are counted (below 0: D_running(pool)), the same for all alternatives of an event."""
 
     def __init__(
-        self, pool: int, overrides: list[PlannerOverride], cost_flop: float, running_slots: int
+        self, pool: int, overrides: list[PlannerOverride], cost_flop: float, running_s: float
     ) -> None: ...
 
 @final

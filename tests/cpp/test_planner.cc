@@ -69,7 +69,7 @@ std::vector<Alternative> random_event(Random& random, const Problem& problem) {
       if (draw(random, 0, 2) == 0) alternative.overrides.push_back(random_override(random, problem, task));
     }
     alternative.cost_flop = draw(random, 0, 1) * 1e12;
-    alternative.running_slots = draw(random, -1, problem.pool_max());
+    alternative.running_s = draw(random, -1, 1) * 500.0;
     alternatives.push_back(std::move(alternative));
   }
   return alternatives;
@@ -85,7 +85,7 @@ double brute_force(const std::vector<Row>& rows, size_t task, int32_t slots) {
 }
 
 std::vector<Row> rows_of(const Problem& problem, const Alternative& alternative) {
-  const Scale scale = problem.scale(alternative.pool, alternative.horizon());
+  const Scale scale = problem.scale(alternative.pool, problem.running_s(alternative));
   std::vector<Row> rows;
   for (size_t task = 0; task < problem.num_tasks(); ++task) {
     rows.push_back(problem.healthy_row(task, alternative.pool, scale));

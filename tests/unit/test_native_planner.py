@@ -73,7 +73,7 @@ def alternative(
         _core.PlannerOverride(index, None if seconds is None else np.array(seconds))
         for index, seconds in sorted(changed.items())
     ]
-    return _core.PlannerAlternative(pool, overrides, cost_flop, -1)
+    return _core.PlannerAlternative(pool, overrides, cost_flop, -1.0)
 
 
 @pytest.mark.parametrize("seed", range(8))

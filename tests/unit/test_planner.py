@@ -117,7 +117,7 @@ def test_standby_or_wait_by_the_same_reward() -> None:
     assert Planner(rigid(standbys=1)).decision(["slot:a"]).how == "standby"
     waits = Planner(rigid(transitions={"repair_s": 600.0})).decision(["slot:a"])
     assert (waits.how, waits.allocation, waits.moves) == ("wait", {"a": 4}, ())
-    # A repair that outlasts everything until the next failure earns less than nothing: the task stops.
+    # A repair that outlasts the time until the next failure earns less than nothing: the task stops.
     gives_up = Planner(rigid(transitions={"repair_s": 1e9})).decision(["slot:a"])
     assert gives_up.allocation == {"a": 0}
     assert gives_up.other_rewards["wait"] < gives_up.reward

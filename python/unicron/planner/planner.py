@@ -105,6 +105,13 @@ class Planner:
         seen = self.cluster.failures
         return _core.planner_running_s(seen.prior, seen.prior_slot_s, seen.seen, seen.slot_s, pool)
 
+    def horizon_s(self, situation: Situation) -> float:
+        """Seconds that a plan is expected to hold, the same for every way to answer: until the next failure, or the
+        repair of what was just lost, if that is sooner. After it there is a new plan, whatever is chosen now; counted
+        until the next failure alone, waiting would seem to be the only way to get the lost slots back."""
+        running_s = self.running_s(situation.pool)
+        return min(running_s, self.cluster.transitions.repair_s) if situation.lost_slots else running_s
+
     # ------------------------------------------------------------ arrays
 
     def _make_problem(self, pool_max: int) -> _core.PlannerProblem:
@@ -131,6 +138,17 @@ class Planner:
         # Who stops needs no new worker; who shrinks drops the broken one; who keeps or grows waits for the new one.
         return np.where(counts >= max(task.current, 1), np.maximum(change, fault_s), change)
 
+    def _back_s(self, situation: Situation, task: Task, counts: npt.NDArray[np.int32]) -> Seconds:
+        """What it takes a wounded task to come back to its count when the plan holds only until the repair.
+
+        Not counted for healthy tasks that lend slots meanwhile: their rows are shared by all events.
+        """
+        times = self.cluster.transitions
+        if self.horizon_s(situation) < times.repair_s or task.current == 0:
+            return np.zeros(counts.size)
+        back_s = np.where(counts == 0, times.start_s, times.grow_s)
+        return np.where(counts < task.current, back_s, 0.0)
+
     def _ways(self, situation: Situation) -> list[tuple[str, _core.PlannerAlternative]]:
         times = self.cluster.transitions
         ways = [("reconfigure", self._way(situation, situation.pool, times.replace_s))]
@@ -156,12 +174,11 @@ class Planner:
                     wait_s = times.repair_s + times.restart_s
                     seconds = np.where(counts == task.current, wait_s, np.inf)
                 else:
-                    seconds = self._seconds(task, counts, fault_s)
+                    seconds = self._seconds(task, counts, fault_s) + self._back_s(situation, task, counts)
                 overrides.append(_core.PlannerOverride(index, seconds))
             elif task.name in situation.restarted:
                 overrides.append(_core.PlannerOverride(index, self._seconds(task, counts, times.restart_s)))
-        # All ways are weighed over the same time: until the next failure of what is left after the event.
-        return _core.PlannerAlternative(pool, overrides, cost, situation.pool)
+        return _core.PlannerAlternative(pool, overrides, cost, self.horizon_s(situation))
 
     # ------------------------------------------------------------ tables
 

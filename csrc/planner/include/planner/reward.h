@@ -56,11 +56,10 @@ struct Alternative {
   int32_t pool = 0;                 // n': slots that can be given out
   std::vector<Override> overrides;  // ascending by task
   double cost_flop = 0;             // subtracted as a whole, e.g. the worth of a standby that would be spent
-  // n' of D_running, -1: pool. One for all alternatives of an event: D_running falls as 1 / n', so rewards over their
-  // own horizons would make a cluster with fewer slots look as rich as one with more.
-  int32_t running_slots = -1;
-
-  int32_t horizon() const { return running_slots < 0 ? pool : running_slots; }
+  // Seconds over which rewards are counted; below 0: D_running(pool). One for all alternatives of an event: D_running
+  // falls as 1 / n', so rewards over their own horizons would make a cluster with fewer slots look as rich as one with
+  // more.
+  double running_s = -1;
 };
 
 // One task's choices as keys.
@@ -76,7 +75,7 @@ struct Row {
 struct Scale {
   double quantum_flop = 1;
   double moves_base = 2;  // above any number of moves
-  double running_s = 0;   // D_running of the rewards
+  double running_s = 0;   // seconds over which rewards are counted
 
   double reward_flop(double key) const;
   int64_t moves(double key) const;
@@ -94,7 +93,8 @@ class Problem {
   int32_t pool_max() const { return static_cast<int32_t>(running_s_.size()) - 1; }
   // Throws kInvalidArgument for a pool, task or transition that this problem does not know.
   void check(const Alternative& alternative) const;
-  Scale scale(int32_t pool, int32_t horizon) const;
+  double running_s(const Alternative& alternative) const;
+  Scale scale(int32_t pool, double running_s) const;
   Row healthy_row(size_t index, int32_t pool, const Scale& scale) const;
   // A gone task has the single choice of no slots, worth nothing.
   Row override_row(const Override& changed, int32_t pool, const Scale& scale) const;
