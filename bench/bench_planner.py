@@ -271,7 +271,9 @@ def entries(bench: common.Bench, name: str, instance: Instance) -> None:
 
 def fixed(bench: common.Bench, name: str, instance: Instance, runs: int) -> _core.PlannerTable:
     events = instance.events()
-    tables, directs = [], []
+    tables: list[float] = []
+    directs: list[float] = []
+    table = instance.problem.table([])
     failure = instance.way(instance.slots - 1, instance.slots - 1, 0, instance.tasks[0].seconds(TIMES["replace"]))
     for _ in range(runs):
         ms, table = timed_ms(lambda: instance.problem.table(events))

@@ -115,10 +115,10 @@ def check(cluster: Cluster) -> None:
     widest = max(usable.values(), default=0)
     for task in cluster.tasks:
         _check_task(task, cluster.pool, widest)
-        for node, slots in task.holds.items():
-            if node not in usable:
-                raise PlannerProblem(f"task {task.name}: no node {node}")
-            _whole(f"task {task.name}: slots on {node}", slots, 1)
+        for place, slots in task.holds.items():
+            if place not in usable:
+                raise PlannerProblem(f"task {task.name}: no node {place}")
+            _whole(f"task {task.name}: slots on {place}", slots, 1)
     for node in cluster.nodes:
         held = sum(task.holds.get(node.name, 0) for task in cluster.tasks)
         if held > node.usable:
