@@ -11,8 +11,9 @@ find_package(pybind11 2.12 CONFIG REQUIRED)
 
 set(bindings ${PROJECT_SOURCE_DIR}/csrc/bindings)
 pybind11_add_module(_core NO_EXTRAS
-  ${bindings}/module.cc ${bindings}/register_errors.cc ${bindings}/register_monitor.cc ${bindings}/register_state.cc)
+  ${bindings}/module.cc ${bindings}/register_errors.cc ${bindings}/register_monitor.cc
+  ${bindings}/register_planner.cc ${bindings}/register_state.cc)
 target_compile_definitions(_core PRIVATE
   UNICRON_VERSION="${PROJECT_VERSION}"
   $<$<BOOL:${UNICRON_HAS_CUDA}>:UNICRON_HAS_CUDA>)
-target_link_libraries(_core PRIVATE unicron_flags unicron_monitor unicron_state)
+target_link_libraries(_core PRIVATE unicron_flags unicron_monitor unicron_planner unicron_state)

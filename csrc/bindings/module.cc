@@ -14,5 +14,6 @@ PYBIND11_MODULE(_core, module) {
 #endif
   unicron::bindings::register_errors(module);
   unicron::bindings::register_monitor(module);
+  unicron::bindings::register_planner(module);
   unicron::bindings::register_state(module);
 }

@@ -199,3 +199,88 @@ class ArenaHeader:
         """Small python-side state that must survive (lr schedule, rng …), at most 1024 bytes, with a checksum."""
 
     def extra(self) -> bytes: ...
+
+# ------------------------------------------------------------------ planner
+
+@final
+class PlannerTask:
+    """One task of a problem: what it holds, and what each reachable number of slots earns and takes to get to.
+
+    The three buffers have one dimension and the same length: counts int32 ascending (0: not running), flops float64
+    F(t, x') in FLOP/s, transition_s float64 D_transition(x -> x') in seconds of a healthy task. TypeError for another
+    type of buffer."""
+
+    def __init__(
+        self, current: int, current_flops: float, counts: object, flops: object, transition_s: object
+    ) -> None: ...
+
+@final
+class PlannerOverride:
+    """What an event changes of one task: None: it is gone. Else seconds of a faulted task, one per count (float64),
+    counted where its number of slots stays the same too; infinity: that number cannot be reached this way."""
+
+    def __init__(self, task: int, transition_s: object) -> None: ...
+
+@final
+class PlannerAlternative:
+    """One way to answer an event: slots to give out, changed tasks (ascending), what is spent in FLOP, and the
+    seconds over which rewards are counted (below 0: D_running(pool)), the same for all alternatives of an event."""
+
+    def __init__(
+        self, pool: int, overrides: list[PlannerOverride], cost_flop: float, running_s: float
+    ) -> None: ...
+
+@final
+class PlannerPlan:
+    """The best allocation of an event's best alternative."""
+
+    @property
+    def alternative(self) -> int: ...
+    @property
+    def allocation(self) -> list[int]: ...  # slots per task
+    @property
+    def reward_flop(self) -> float: ...
+    @property
+    def moves(self) -> int: ...  # slots that change hands
+
+@final
+class PlannerTable:
+    """Plans made before they are needed: one per event, looked up by its number."""
+
+    @property
+    def num_events(self) -> int: ...
+    def lookup(self, event: int) -> PlannerPlan:
+        """O(1). Raises UnicronError outside [0, num_events)."""
+
+    def lookup_ns(self, num_lookups: int) -> list[int]:
+        """Nanoseconds of so many look-ups inside the core, the clock's own included; for measurements."""
+
+@final
+class PlannerProblem:
+    """Tasks that share a cluster (Unicron, plan generation): running_s[n'] is D_running in seconds (float64) for pools
+    0 ... size - 1, transition_s_max bounds every finite transition. Raises UnicronError for lengths that differ, counts
+    that do not ascend, and numbers that are negative or not finite."""
+
+    def __init__(self, tasks: list[PlannerTask], running_s: object, transition_s_max: float) -> None: ...
+    def solve(self, alternatives: list[PlannerAlternative]) -> PlannerPlan:
+        """The best of them, each by the exact dynamic program; among equal rewards the fewest moves. Raises
+        UnicronError when none has a plan. Releases the GIL."""
+
+    def table(self, events: list[list[PlannerAlternative]]) -> PlannerTable:
+        """solve() of every event, sharing sums between them. Releases the GIL."""
+
+def planner_running_s(
+    prior_failures: float, prior_slot_s: float, failures: float, slot_s: float, pool: int
+) -> float:
+    """D_running of `pool` slots in seconds: failures per slot-second with a Gamma prior, its mean inverted."""
+
+def planner_instructions() -> str:
+    """Vector instructions that the dynamic program uses on this machine: avx512f, avx2 or generic."""
+
+def planner_place(
+    nodes: list[tuple[int, int, int]], tasks: list[tuple[int, int, list[int]]]
+) -> tuple[list[list[int]], list[int], int]:
+    """Counts to nodes with few moves. nodes: (healthy slots, failure domain, remembered faults); tasks: (slots, slots
+    of a group that must share a node, slots on each node now). Returns slots [task][node], slots per task that no node
+    has room for, and the number of moved slots. Raises UnicronError for negative numbers, counts that are no multiple
+    of their group, and wrong lengths. Releases the GIL."""

@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "nodes": ("unicron.cli.nodes", "machines and how they are"),
     "incidents": ("unicron.cli.incidents", "what failed, why, what was decided, what it cost"),
     "inject": ("unicron.cli.inject", "a fault, exactly there"),
+    "plan": ("unicron.cli.plan", "what the planner would do and why, without a cluster"),
     "bench": ("unicron.cli.bench", "measurements; without a name they are listed"),
     "doctor": ("unicron.cli.doctor", "is this machine fit, and what would heal here"),
     "keys": ("unicron.cli.keys", "make a cluster's CURVE key pairs"),

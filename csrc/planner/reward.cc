@@ -1,0 +1,140 @@
+#include "planner/reward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace unicron::planner {
+
+namespace {
+
+constexpr int kMantissaBits = 52;  // one below a double's 53, so that a sum that meets its bound is still exact
+
+void require(bool is_true, const std::string& message) {
+  if (!is_true) throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+bool is_duration(double seconds) { return std::isfinite(seconds) && seconds >= 0; }
+
+void check_task(const Task& task, size_t index, double transition_s_max) {
+  const std::string who = "task " + std::to_string(index) + ": ";
+  require(!task.counts.empty(), who + "no reachable count");
+  require(task.counts.size() == task.flops.size() && task.counts.size() == task.transition_s.size(),
+          who + "counts, flops and transition_s differ in length");
+  require(task.counts.front() >= 0 && task.counts.back() <= kSlotsMax, who + "a count is out of range");
+  require(std::adjacent_find(task.counts.begin(), task.counts.end(), std::greater_equal<>()) == task.counts.end(),
+          who + "counts must ascend");
+  require(task.current >= 0 && task.current <= kSlotsMax, who + "current is out of range");
+  require(std::isfinite(task.current_flops) && task.current_flops >= 0,
+          who + "current_flops must be finite, 0 or more");
+  require(std::all_of(task.flops.begin(), task.flops.end(), [](double value) { return std::isfinite(value); }),
+          who + "flops must be finite");
+  require(std::all_of(task.transition_s.begin(), task.transition_s.end(),
+                      [=](double seconds) { return is_duration(seconds) && seconds <= transition_s_max; }),
+          who + "transition_s must lie between 0 and transition_s_max");
+}
+
+double power_of_two_above(double value) { return std::exp2(std::ceil(std::log2(value))); }
+
+}  // namespace
+
+double FailureRate::per_slot_s() const {
+  require(prior_failures > 0 && failures >= 0 && slot_s >= 0 && prior_slot_s > 0 &&
+              std::isfinite(prior_failures + failures + slot_s + prior_slot_s),
+          "a failure rate needs a positive prior and finite counts of 0 or more");
+  return (prior_failures + failures) / (prior_slot_s + slot_s);
+}
+
+double FailureRate::running_s(int64_t pool) const {
+  return 1.0 / (per_slot_s() * static_cast<double>(std::max<int64_t>(pool, 1)));
+}
+
+double Scale::reward_flop(double key) const { return std::ceil(key / moves_base) * quantum_flop; }
+
+int64_t Scale::moves(double key) const { return static_cast<int64_t>(std::ceil(key / moves_base) * moves_base - key); }
+
+Problem::Problem(std::vector<Task> tasks, std::vector<double> running_s, double transition_s_max)
+    : tasks_(std::move(tasks)), running_s_(std::move(running_s)), transition_s_max_(transition_s_max) {
+  require(tasks_.size() <= kTasksMax, "more than " + std::to_string(kTasksMax) + " tasks");
+  require(!running_s_.empty() && running_s_.size() <= size_t{kSlotsMax} + 1, "running_s: one entry per pool size");
+  require(std::all_of(running_s_.begin(), running_s_.end(), is_duration), "running_s must be finite, 0 or more");
+  require(is_duration(transition_s_max), "transition_s_max must be finite, 0 or more");
+  for (size_t index = 0; index < tasks_.size(); ++index) {
+    const Task& task = tasks_[index];
+    check_task(task, index, transition_s_max);
+    double greatest = 0;
+    for (const double flops : task.flops) greatest = std::max(greatest, std::abs(flops));
+    flops_bound_ += greatest;
+    transition_bound_ += task.current_flops * transition_s_max;
+    num_current_ += task.current;
+  }
+}
+
+void Problem::check(const Alternative& alternative) const {
+  require(alternative.pool >= 0 && alternative.pool <= pool_max(), "pool is outside running_s");
+  require(std::isfinite(alternative.running_s), "running_s must be finite");
+  require(std::isfinite(alternative.cost_flop), "cost_flop must be finite");
+  int32_t previous = -1;
+  for (const Override& changed : alternative.overrides) {
+    require(changed.task > previous && static_cast<size_t>(changed.task) < num_tasks(),
+            "overrides must name each task once, ascending");
+    previous = changed.task;
+    if (changed.is_absent) continue;
+    const Task& task = tasks_[static_cast<size_t>(changed.task)];
+    require(changed.transition_s.size() == task.counts.size(), "an override has one transition per count");
+    for (const double seconds : changed.transition_s) {
+      require(seconds >= 0 && (seconds <= transition_s_max_ || std::isinf(seconds)),
+              "transition_s must lie between 0 and transition_s_max, or be infinite");
+    }
+  }
+}
+
+double Problem::running_s(const Alternative& alternative) const {
+  return alternative.running_s < 0 ? running_s_[static_cast<size_t>(alternative.pool)] : alternative.running_s;
+}
+
+Scale Problem::scale(int32_t pool, double running_s) const {
+  // A plan moves at most what is in use now and what it gives out.
+  const double moves_base = power_of_two_above(static_cast<double>(num_current_ + pool + 1));
+  const double bound = flops_bound_ * running_s + transition_bound_;
+  // Each of the m roundings adds at most half a quantum to a sum.
+  const double room = std::exp2(kMantissaBits) / moves_base - static_cast<double>(num_tasks()) - 2;
+  return Scale{bound > 0 ? power_of_two_above(bound / room) : 1.0, moves_base, running_s};
+}
+
+template <class Seconds>
+Row Problem::make_row(size_t index, int32_t pool, const Scale& scale, const Seconds& seconds) const {
+  const Task& task = tasks_[index];
+  Row row;
+  row.current = task.current;
+  row.counts.reserve(task.counts.size());
+  row.keys.reserve(task.counts.size());
+  for (size_t choice = 0; choice < task.counts.size() && task.counts[choice] <= pool; ++choice) {
+    const double transition_s = seconds(choice);
+    if (std::isinf(transition_s)) continue;
+    const double reward_flop = task.flops[choice] * scale.running_s - task.current_flops * transition_s;
+    const int32_t count = task.counts[choice];
+    row.counts.push_back(count);
+    row.keys.push_back(std::nearbyint(reward_flop / scale.quantum_flop) * scale.moves_base -
+                       std::abs(count - task.current));
+  }
+  return row;
+}
+
+Row Problem::healthy_row(size_t index, int32_t pool, const Scale& scale) const {
+  const Task& task = tasks_[index];
+  return make_row(index, pool, scale, [&task](size_t choice) {
+    return task.counts[choice] == task.current ? 0.0 : task.transition_s[choice];
+  });
+}
+
+Row Problem::override_row(const Override& changed, int32_t pool, const Scale& scale) const {
+  if (changed.is_absent) return Row{0, {0}, {0.0}};
+  return make_row(static_cast<size_t>(changed.task), pool, scale,
+                  [&changed](size_t choice) { return changed.transition_s[choice]; });
+}
+
+}  // namespace unicron::planner
