@@ -72,11 +72,14 @@ def modelled(row: Published, calibration: Calibration) -> Estimate:
     return max(fitting, key=lambda entry: entry.flops)
 
 
+def modelled_flops(row: Published, efficiency: Efficiency) -> float:
+    """FLOP/s per GPU, before any scale."""
+    return modelled(row, calibration_of_row(row, efficiency)).flops / row.gpus
+
+
 def log_ratios(rows: Sequence[Published], efficiency: Efficiency) -> list[float]:
     """Per row: logarithm of measured over modelled throughput."""
-    return [
-        math.log(row.flops * row.gpus / modelled(row, calibration_of_row(row, efficiency)).flops) for row in rows
-    ]
+    return [math.log(row.flops / modelled_flops(row, efficiency)) for row in rows]
 
 
 def spread(rows: Sequence[Published], efficiency: Efficiency) -> float:
