@@ -83,6 +83,7 @@ def hold_out(rows: Sequence[Published]) -> list[HeldOut]:
     found = []
     for source in dict.fromkeys(row.source for row in rows):
         efficiency = model_fit.fit([row for row in rows if row.source != source])
+        if os.environ.get("PERF_DEBUG"): print(source[:30], efficiency)
         for (name, family), members in groups.items():
             if name == source:
                 values = [model_fit.modelled_flops(row, efficiency) for row in members]

@@ -24,8 +24,8 @@ BOUNDS = {
     "hbm": (0.5, 0.95),
     "link": (0.3, 0.95),
     "network": (0.2, 0.95),
-    "hidden_tensor": (0.0, 1.0),
-    "hidden_reduction": (0.0, 1.0),
+    "hidden_tensor": (0.05, 1.0),
+    "hidden_reduction": (0.05, 1.0),
     "tail_waves": (0.05, 2.0),
 }
 FIRST = {
@@ -35,11 +35,12 @@ FIRST = {
     "hbm": 0.8,
     "link": 0.7,
     "network": 0.7,
-    "hidden_tensor": 0.5,
+    "hidden_tensor": 0.75,  # the last of four chunks has nothing to hide under
     "hidden_reduction": 0.8,
     "tail_waves": 0.3,
 }
 STEPS = (1.3, 1.1, 1.03)  # factors tried in turn, coarse to fine
+PRIOR = 0.05  # what leaving the first guess by a factor of e costs, as a mean error
 SWEEPS_MAX = 6  # over all shares, per step
 
 
@@ -96,10 +97,16 @@ def spread(rows: Sequence[Published], efficiency: Efficiency) -> float:
     return total / weight if weight else 0.0
 
 
+def cost(rows: Sequence[Published], efficiency: Efficiency) -> float:
+    """The spread, and a little for leaving the first guess: what the rows say nothing about stays there."""
+    away = sum(abs(math.log(getattr(efficiency, name) / first)) for name, first in FIRST.items())
+    return spread(rows, efficiency) + PRIOR * away / len(FIRST)
+
+
 def fit(rows: Sequence[Published], first: Efficiency | None = None) -> Efficiency:
     """Coordinate search inside BOUNDS: each share up or down by a factor, as long as that helps."""
     best = first or Efficiency(**FIRST)
-    least = spread(rows, best)
+    least = cost(rows, best)
     for step in STEPS:
         for _ in range(SWEEPS_MAX):
             before = least
@@ -107,7 +114,7 @@ def fit(rows: Sequence[Published], first: Efficiency | None = None) -> Efficienc
                 for factor in (step, 1 / step):
                     value = min(high, max(low, getattr(best, name) * factor))
                     trial = best._replace(**{name: value})
-                    found = spread(rows, trial)
+                    found = cost(rows, trial)
                     if found < least:
                         best, least = trial, found
             if least == before:

@@ -56,7 +56,11 @@ PRECISIONS = ("bf16", "fp16", "fp8")
 
 
 def machine_of(
-    gpu: str, *, precision: str = "bf16", gpus_per_node: int = 0, network_bytes_per_s: float = 0.0
+    gpu: str,
+    *,
+    precision: str = "bf16",
+    gpus_per_node: int = 0,
+    network_bytes_per_s: float = 0.0,
 ) -> Machine:
     """A node of this GPU type; 0 takes the vendor's own system (8 GPUs, one adapter a GPU).
 
