@@ -12,7 +12,6 @@ correlation of layouts in a source, decline of a fixed batch over growing GPU co
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import statistics
@@ -83,7 +82,6 @@ def hold_out(rows: Sequence[Published]) -> list[HeldOut]:
     found = []
     for source in dict.fromkeys(row.source for row in rows):
         efficiency = model_fit.fit([row for row in rows if row.source != source])
-        if os.environ.get("PERF_DEBUG"): print(source[:30], efficiency)
         for (name, family), members in groups.items():
             if name == source:
                 values = [model_fit.modelled_flops(row, efficiency) for row in members]
@@ -166,10 +164,6 @@ def main() -> None:
     bench.configuration["rank correlation"] = rank_table(groups)
     bench.configuration["decline of a fixed batch"] = declines(groups)
     bench.add(f"search over {SEARCHED_GPUS} GPUs (ms)", search_ms(arguments.runs))
-    finish(bench, arguments)
-
-
-def finish(bench: common.Bench, arguments: argparse.Namespace) -> None:
     bench.finish(arguments)
 
 

@@ -37,10 +37,10 @@ FIRST = {
     "network": 0.7,
     "hidden_tensor": 0.75,  # the last of four chunks has nothing to hide under
     "hidden_reduction": 0.8,
-    "tail_waves": 0.3,
+    "tail_waves": 0.5,
 }
 STEPS = (1.3, 1.1, 1.03)  # factors tried in turn, coarse to fine
-PRIOR = 0.05  # what leaving the first guess by a factor of e costs, as a mean error
+PRIOR = 0.03  # what leaving the first guess by a factor of e costs, as a mean error
 SWEEPS_MAX = 6  # over all shares, per step
 
 
