@@ -53,7 +53,9 @@ def possible_layouts(row: Published, software: Software) -> list[TaskLayout]:
     virtual = [row.vpp] if row.vpp else [1]
     if not row.vpp and software.interleaved and row.shape.layers % row.pp == 0:
         virtual = divisors(row.shape.layers // row.pp)
-    sizes = [row.micro_batch] if row.micro_batch else [b for b in (1, 2, 4, 8, 16) if row.global_batch % (b * row.dp) == 0]
+    sizes = (
+        [row.micro_batch] if row.micro_batch else [b for b in (1, 2, 4, 8, 16) if row.global_batch % (b * row.dp) == 0]
+    )
     ways = [row.recompute] if row.recompute >= 0 else [0, 2]
     return [TaskLayout(row.tp, row.pp, row.dp, vpp, size, way) for vpp in virtual for size in sizes for way in ways]
 

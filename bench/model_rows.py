@@ -162,10 +162,12 @@ def samples_per_s(fields: dict[str, str], shape: ModelShape) -> float:
 
 
 def published(fields: dict[str, str], line: int) -> Published:
-    number = {name: int(fields[name] or 0) for name in ("num_gpus", "tp", "pp", "dp", "vpp", "micro_batch", "global_batch")}
-    family = FAMILIES.get(fields["model"].replace("_", "-"), (0, 0, False, True))
-    extents = (int(fields[name]) for name in ("layers", "hidden", "heads", "seq", "vocab"))
-    shape = ModelShape(*extents, *family)
+    number = {
+        name: int(fields[name] or 0) for name in ("num_gpus", "tp", "pp", "dp", "vpp", "micro_batch", "global_batch")
+    }
+    ffn, groups, gated, tied = FAMILIES.get(fields["model"].replace("_", "-"), (0, 0, False, True))
+    layers, hidden, heads, seq, vocab = (int(fields[name]) for name in ("layers", "hidden", "heads", "seq", "vocab"))
+    shape = ModelShape(layers, hidden, heads, seq, vocab, ffn, groups, gated, tied)
     gpu = gpu_of(fields["gpu"])
     memory = re.search(r"(?:mem=|; )(\d+)GB", fields["notes"])
     return Published(

@@ -71,7 +71,12 @@ def calibration_of(gpu: str, *, precision: str = "bf16", generation: str = "core
     known = stored()
     if generation not in known["software"]:
         raise PerformanceError(f"unknown software generation {generation!r}: {', '.join(known['software'])}")
-    scale = known["scale"].get(gpu.split("-")[0], {}).get("bf16" if precision == "fp16" else precision, {}).get(generation, 1.0)
+    scale = (
+        known["scale"]
+        .get(gpu.split("-")[0], {})
+        .get("bf16" if precision == "fp16" else precision, {})
+        .get(generation, 1.0)
+    )
     return Calibration(Software(**known["software"][generation]), Efficiency(**known["efficiency"]), scale)
 
 

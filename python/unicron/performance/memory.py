@@ -57,7 +57,11 @@ def layer_activation_bytes(shape: ModelShape, software: Software, micro_batch: i
 
 @compiled
 def gpu_memory_bytes(
-    shape: ModelShape, software: Software, split: tuple[int, int, int, int], micro_batches: int, recompute: tuple[int, int]
+    shape: ModelShape,
+    software: Software,
+    split: tuple[int, int, int, int],
+    micro_batches: int,
+    recompute: tuple[int, int],
 ) -> float:
     """Bytes on the fullest GPU. split: (tp, pp, dp, vpp); recompute: (which, micro-batch's samples)."""
     tp, pp, dp, vpp = split

@@ -115,7 +115,12 @@ def head_s(shape: ModelShape, machine: Machine, efficiency: Efficiency, micro_ba
 
 @compiled
 def transfer_s(
-    shape: ModelShape, machine: Machine, software: Software, efficiency: Efficiency, micro_batch: int, split: tuple[int, int, int, int]
+    shape: ModelShape,
+    machine: Machine,
+    software: Software,
+    efficiency: Efficiency,
+    micro_batch: int,
+    split: tuple[int, int, int, int],
 ) -> float:
     """What a stage waits for its neighbours in one micro-batch: activations one way, gradients the other."""
     tp, pp, dp, vpp = split

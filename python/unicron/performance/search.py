@@ -1,8 +1,8 @@
 """T(t, x): every layout of a task tried on every number of GPUs, the best kept; T(t, x) = max over x' <= x.
 
-Exhaustive, because it can be: what a micro-batch takes does not depend on dp (but for where the neighbours stand), so the
-loop over dp only adds a few numbers. Rejected: T at the planner's units only (spare slots of another task would then not
-be worth what they are).
+Exhaustive, because it can be: what a micro-batch takes does not depend on dp (but for where the neighbours stand), so
+the loop over dp only adds a few numbers. Rejected: T at the planner's units only (spare slots of another task would then
+not be worth what they are).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Estimate(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """T(t, x) for x = 0..gpus_max: flops[x] in FLOP/s of the whole task, rising; layouts[x] reaches it, None where 0."""
+    """T(t, x), x = 0..gpus_max: flops[x] in FLOP/s of the whole task, rising; layouts[x] reaches it, None where 0."""
 
     flops: NDArray[np.float64]
     layouts: list[TaskLayout | None]
