@@ -1,9 +1,9 @@
 """How far the performance model is from published throughput: each source held out, one point of it as calibration.
 
-The rows and the rules by which they count stand in model_rows.py. For every source (and GPU type in it) the shares of the
-model are fitted to all other sources; one row of the held-out source then gives its scale, as a running task's first
-measurement would. That row is the one whose *modelled* throughput is the median of its source: chosen without a look at
-what was measured; `any point` tells the same with every row taking its turn as the calibration. Errors are
+The rows and the rules by which they count stand in model_rows.py. For every source (and GPU type in it) the shares of
+the model are fitted to all other sources; one row of the held-out source then gives its scale, as a running task's
+first measurement would. That row is the one whose *modelled* throughput is the median of its source: chosen without a
+look at what was measured; `any point` tells the same with every row taking its turn as the calibration. Errors are
 |modelled / measured - 1| in percent, of the rows that did not calibrate.
 
 Beside them stands the error of predicting the median of all rows of the GPU type, held-out ones included. Then: rank
@@ -120,7 +120,7 @@ def rank_table(groups: Sequence[HeldOut]) -> dict[str, float]:
 
 
 def declines(groups: Sequence[HeldOut]) -> dict[str, dict[str, float]]:
-    """Per source and model of a fixed batch: throughput per GPU on the most GPUs over that on the fewest (best layouts)."""
+    """Per source and model of a fixed batch: throughput per GPU on the most GPUs over that on the fewest."""
     found = {}
     for group in groups:
         series: dict[tuple[ModelShape, int], dict[int, tuple[float, float]]] = {}

@@ -2,7 +2,8 @@
 
 A source's rows share a cluster, a release and a way of counting that no column states. Such a common factor is one
 measured point's business (the scale of a calibration), so the fit looks only at how rows of one source differ: it
-minimises the mean absolute logarithm of measured over modelled throughput after each source's median has been taken out.
+minimises the mean absolute logarithm of measured over modelled throughput after each source's median has been taken
+out.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def recompute_of(notes: str) -> int:
 
 
 def samples_per_s(fields: dict[str, str], shape: ModelShape) -> float:
-    """Of all GPUs: from the stated time of an iteration, else from tokens, else from FLOP/s as the source counts them."""
+    """Of all GPUs: from the stated time of an iteration, else tokens, else FLOP/s as the source counts them."""
     notes = fields["notes"]
     gpus, batch = int(fields["num_gpus"]), int(fields["global_batch"])
     if found := re.search(r"(?:sec/it|s/it)=(\d+\.\d+)|iteration time (\d+\.\d+) ?s", notes):

@@ -1,7 +1,7 @@
 """What running tasks show, in the model's place: measured points, and tables that a job file states.
 
-A measured point also says how far off the model is for this task, so the points that were not measured are scaled by the
-mean of those ratios: a task measured at 32 GPUs must not look better at 24 only because the model is an optimist.
+A measured point also says how far off the model is for this task, so the points that were not measured are scaled by
+the mean of those ratios: a task measured at 32 GPUs must not look better at 24 only because the model is an optimist.
 """
 
 from __future__ import annotations

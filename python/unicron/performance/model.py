@@ -4,7 +4,8 @@
 
 after arXiv 2104.04473, section 3 (bubble (p - 1) / (v m), traffic of each kind of parallelism) and arXiv 2205.05198
 (recomputation, sequence parallelism). A kernel takes what its padded shape and its memory traffic take at the shares of
-calibration.py. Rejected: a regression on throughput itself, which fits published rows better and extrapolates to nothing.
+calibration.py. Rejected: a regression on throughput itself, which fits published rows better and extrapolates to
+nothing.
 """
 
 from __future__ import annotations

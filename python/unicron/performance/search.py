@@ -1,8 +1,8 @@
 """T(t, x): every layout of a task tried on every number of GPUs, the best kept; T(t, x) = max over x' <= x.
 
 Exhaustive, because it can be: what a micro-batch takes does not depend on dp (but for where the neighbours stand), so
-the loop over dp only adds a few numbers. Rejected: T at the planner's units only (spare slots of another task would then
-not be worth what they are).
+the loop over dp only adds a few numbers. Rejected: T at the planner's units only (spare slots of another task would
+then not be worth what they are).
 """
 
 from __future__ import annotations

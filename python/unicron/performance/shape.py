@@ -1,8 +1,8 @@
 """What is trained: a dense transformer's shape, its parameters and the FLOP that one sample costs.
 
 FLOP are *model* FLOP, as WAF wants them: what the mathematics needs, without recomputation, so that a layout that
-computes everything twice earns nothing by it. Attention is counted full, not causal, as every published Megatron number does
-(arXiv 2104.04473, appendix; arXiv 2205.05198, appendix A).
+computes everything twice earns nothing by it. Attention is counted full, not causal, as every published Megatron
+number does (arXiv 2104.04473, appendix; arXiv 2205.05198, appendix A).
 """
 
 from __future__ import annotations
