@@ -1,0 +1,211 @@
+"""How long one iteration of one layout takes: kernels by shape, traffic by link, the pipeline around them.
+
+    iteration = pipeline (steady stage x micro-batches + fill and drain) + exposed gradient traffic + optimizer
+
+after arXiv 2104.04473, section 3 (bubble (p - 1) / (v m), traffic of each kind of parallelism) and arXiv 2205.05198
+(recomputation, sequence parallelism). A kernel takes what its padded shape and its memory traffic take at the shares of
+calibration.py. Rejected: a regression on throughput itself, which fits published rows better and extrapolates to
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from unicron.performance.calibration import Efficiency, Software
+from unicron.performance.compiled import compiled
+from unicron.performance.machine import Machine
+from unicron.performance.memory import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, stage_layers, stage_parameters
+from unicron.performance.shape import ModelShape
+
+ELEMENT_BYTES = 2.0
+ALIGNED_ELEMENTS = 8  # tensor cores want inner extents of 16 bytes
+COLLECTIVE_S = 20e-6  # start of one collective
+OPTIMIZER_TRAFFIC_BYTES = 30.0  # read and written per element by Adam: gradient, three fp32 states, weight
+
+
+class StageTimes(NamedTuple):
+    """Seconds of one micro-batch, and what one GPU of the fullest stage holds."""
+
+    steady_s: float  # forward and backward on the slowest stage, transfers included
+    mean_s: float  # the same on the mean stage: what filling the pipeline costs a stage
+    backward_s: float  # backward on the slowest stage, under which gradients may be reduced
+    elements: float
+
+
+@compiled
+def product_s(machine: Machine, efficiency: Efficiency, m: float, k: float, n: float) -> float:
+    """A matrix product of (m, k) by (k, n): whole tiles in whole waves over the multiprocessors, or its traffic."""
+    wide = math.ceil(m / 256.0) * math.ceil(n / 128.0)
+    narrow = math.ceil(m / 128.0) * math.ceil(n / 128.0)
+    # A library takes the large tile unless the small one, slower by a tenth, fills the chip better.
+    wide_s = (math.ceil(wide / machine.multiprocessors) + efficiency.tail_waves) * 256.0 * 128.0
+    narrow_s = (math.ceil(narrow / machine.multiprocessors) + efficiency.tail_waves) * 128.0 * 128.0 / 0.9
+    per_multiprocessor = machine.peak_flops * efficiency.matrix / machine.multiprocessors
+    compute_s = 2.0 * k * min(wide_s, narrow_s) / per_multiprocessor
+    traffic_s = ELEMENT_BYTES * (m * k + k * n + m * n) / (machine.hbm_bytes_per_s * efficiency.hbm)
+    return max(compute_s, traffic_s)
+
+
+@compiled
+def attention_s(
+    shape: ModelShape, machine: Machine, software: Software, efficiency: Efficiency, micro_batch: int, tp: int
+) -> float:
+    """Scores, softmax, dropout and weighted values of one layer's forward pass."""
+    head = shape.hidden // shape.heads
+    rate = machine.peak_flops * efficiency.matrix * efficiency.attention
+    if head % ALIGNED_ELEMENTS:
+        rate = min(rate, machine.peak_flops * efficiency.matrix * efficiency.misaligned)
+    scores = float(micro_batch) * shape.heads / tp * shape.seq * shape.seq
+    products_s = 4.0 * scores * head / rate
+    if software.fused_attention:
+        return products_s / 2.0  # causal: the upper half is never computed
+    # softmax reads and writes, dropout reads, writes and keeps a mask, both products go through memory
+    return products_s + 13.0 * scores / (machine.hbm_bytes_per_s * efficiency.hbm)
+
+
+@compiled
+def tensor_traffic_s(
+    shape: ModelShape, machine: Machine, software: Software, efficiency: Efficiency, micro_batch: int, tp: int
+) -> float:
+    """The two all-reduces (or scatter and gather pairs) of one layer's forward pass, as far as nothing hides them."""
+    if tp == 1:
+        return 0.0
+    rate = machine.link_bytes_per_s * efficiency.link
+    if tp > machine.gpus_per_node:
+        rate = min(rate, machine.network_bytes_per_s * efficiency.network)
+    payload = ELEMENT_BYTES * micro_batch * shape.seq * shape.hidden
+    traffic_s = 2.0 * (2.0 * (tp - 1.0) / tp * payload / rate + COLLECTIVE_S)
+    return traffic_s * (1.0 - efficiency.hidden_tensor) if software.overlapped_tensor else traffic_s
+
+
+@compiled
+def layer_forward_s(
+    shape: ModelShape, machine: Machine, software: Software, efficiency: Efficiency, micro_batch: int, tp: int
+) -> float:
+    """Computation of one layer's forward pass, without attention's core and without traffic."""
+    tokens = float(micro_batch) * shape.seq
+    hidden = float(shape.hidden)
+    projected = hidden * (1.0 + 2.0 * shape.query_groups / shape.heads)
+    inwards = shape.ffn * (2.0 if shape.gated else 1.0)
+    products_s = (
+        product_s(machine, efficiency, tokens, hidden, projected / tp)
+        + product_s(machine, efficiency, tokens, hidden / tp, hidden)
+        + product_s(machine, efficiency, tokens, hidden, inwards / tp)
+        + product_s(machine, efficiency, tokens, float(shape.ffn) / tp, hidden)
+    )
+    # norms 8, dropouts and residuals 14 bytes an element; activation function reads and writes the ffn
+    whole = 22.0 * hidden / (tp if software.sequence_parallel else 1)
+    traffic = tokens * (whole + ELEMENT_BYTES * (inwards + shape.ffn) / tp)
+    return products_s + traffic / (machine.hbm_bytes_per_s * efficiency.hbm)
+
+
+@compiled
+def head_s(shape: ModelShape, machine: Machine, efficiency: Efficiency, micro_batch: int, tp: int) -> float:
+    """Logits and loss, forward and backward: three products, and what the loss moves through memory.
+
+    Megatron's vocabulary-parallel loss moves 58 bytes a logit: 16-bit written, read, cast; maximum, difference,
+    exponential, sum and quotient in fp32; the gradient in fp32, cast, and read by two products.
+    """
+    tokens = float(micro_batch) * shape.seq
+    columns = float(shape.vocab) / tp
+    traffic_s = 58.0 * tokens * columns / (machine.hbm_bytes_per_s * efficiency.hbm)
+    return 3.0 * product_s(machine, efficiency, tokens, float(shape.hidden), columns) + traffic_s
+
+
+@compiled
+def transfer_s(
+    shape: ModelShape,
+    machine: Machine,
+    software: Software,
+    efficiency: Efficiency,
+    micro_batch: int,
+    split: tuple[int, int, int, int],
+) -> float:
+    """What a stage waits for its neighbours in one micro-batch: activations one way, gradients the other."""
+    tp, pp, dp, vpp = split
+    if pp == 1:
+        return 0.0
+    payload = ELEMENT_BYTES * micro_batch * shape.seq * shape.hidden
+    if software.sharded_transfers:
+        payload /= tp
+    # Megatron's order tp-dp-pp: the neighbour is tp * dp ranks away.
+    inside = tp * dp * pp <= machine.gpus_per_node
+    rate = machine.link_bytes_per_s * efficiency.link
+    if not inside:
+        rate = min(rate, machine.network_bytes_per_s * efficiency.network / machine.gpus_per_node)
+    return software.waited_transfers * vpp * payload / rate
+
+
+@compiled
+def stage_times(
+    shape: ModelShape,
+    machine: Machine,
+    software: Software,
+    efficiency: Efficiency,
+    split: tuple[int, int, int, int],
+    recompute: tuple[int, int],
+) -> StageTimes:
+    """One micro-batch through one stage. split: (tp, pp, dp, vpp); recompute: (which, micro-batch's samples)."""
+    tp, pp, _, _ = split
+    which, micro_batch = recompute
+    core_s = attention_s(shape, machine, software, efficiency, micro_batch, tp)
+    traffic_s = tensor_traffic_s(shape, machine, software, efficiency, micro_batch, tp)
+    forward_s = layer_forward_s(shape, machine, software, efficiency, micro_batch, tp) + core_s + traffic_s
+    backward_s = 2.0 * (forward_s - traffic_s) + traffic_s
+    if which == RECOMPUTE_FULL:
+        backward_s += forward_s
+    elif which == RECOMPUTE_SELECTIVE and not software.fused_attention:
+        backward_s += core_s
+    logits_s = head_s(shape, machine, efficiency, micro_batch, tp)
+    layer_s = forward_s + backward_s
+    layers = stage_layers(shape, pp)
+    last_s = layers * layer_s + logits_s
+    if shape.layers % pp:
+        last_s = max(layers * layer_s, last_s - layer_s)
+    wait_s = transfer_s(shape, machine, software, efficiency, micro_batch, split)
+    mean_s = (shape.layers * layer_s + logits_s) / pp
+    elements = stage_parameters(shape, tp, pp)
+    return StageTimes(last_s + wait_s, mean_s + wait_s, layers * backward_s, elements)
+
+
+@compiled
+def reduction_s(
+    machine: Machine, software: Software, efficiency: Efficiency, stage: StageTimes, split: tuple[int, int, int, int]
+) -> float:
+    """Gradients to all replicas (and weights back, where the optimizer is distributed), as far as nothing hides it."""
+    tp, _, dp, _ = split
+    if dp == 1:
+        return 0.0
+    per_node = max(1, machine.gpus_per_node // tp)  # members of one group on one node
+    rate = machine.link_bytes_per_s * efficiency.link
+    if dp > per_node:
+        groups = machine.gpus_per_node / per_node  # of one node, sharing its network
+        rate = min(rate, machine.network_bytes_per_s * efficiency.network / groups)
+    share = (dp - 1.0) / dp * stage.elements / rate
+    gradients_s = share * software.gradient_bytes
+    weights_s = share * (ELEMENT_BYTES if software.distributed_optimizer else software.gradient_bytes)
+    if not software.overlapped_reduction:
+        return gradients_s + weights_s
+    # Under one micro-batch's backward pass at most, and the weights under the next forward pass, half as long.
+    hidden_s = efficiency.hidden_reduction * min(gradients_s, stage.backward_s)
+    hidden_s += efficiency.hidden_reduction * min(weights_s, stage.backward_s / 2.0)
+    return gradients_s + weights_s - hidden_s
+
+
+@compiled
+def iteration_s(
+    machine: Machine,
+    software: Software,
+    efficiency: Efficiency,
+    stage: StageTimes,
+    split: tuple[int, int, int, int],
+    micro_batches: int,
+) -> float:
+    """Seconds of one iteration in which a replica computes `micro_batches` of them."""
+    _, pp, dp, vpp = split
+    pipeline_s = micro_batches * stage.steady_s + (pp - 1.0) * stage.mean_s / vpp
+    updated = stage.elements / dp if software.distributed_optimizer else stage.elements
+    optimizer_s = updated * OPTIMIZER_TRAFFIC_BYTES / (machine.hbm_bytes_per_s * efficiency.hbm)
+    return pipeline_s + reduction_s(machine, software, efficiency, stage, split) + optimizer_s
