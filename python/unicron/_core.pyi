@@ -1,6 +1,6 @@
 """The native core. Regenerated from the built module and compared by tests/typing."""
 
-from typing import Literal, final
+from typing import final
 
 class UnicronError(Exception): ...
 class Timeout(UnicronError, TimeoutError): ...
@@ -90,8 +90,8 @@ class WorkerMonitor:
     def shut_groups(self, touched: list[int]) -> int:
         """As if a plan had arrived (used by tests and the reset fault); number of sockets shut."""
 
-    def group_state(self, group: int) -> Literal["whole", "shut", "broken", "forgotten"]:
-        """shut: by a plan or shut_groups(); broken: a socket ended by itself; forgotten: not registered (any more)."""
+    def group_state(self, group: int) -> str:
+        """whole; shut: by a plan or shut_groups(); broken: a socket ended by itself; forgotten: not registered."""
 
     def newest_epoch(self) -> int:
         """Newest epoch announced by the agent; 0 before any. A plain atomic read."""
