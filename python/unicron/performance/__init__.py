@@ -1,6 +1,6 @@
 """T(t, x): the FLOP/s that the best layout of a task achieves on x GPUs (arXiv 2401.00134, section 5).
 
-    table = throughput(task, machine_of("H100-80GB"), gpus_max=1024)
+    table = throughput(task, machine_of("H100-80GB"), calibration_of("H100-80GB"), gpus_max=1024)
     table.flops[256], table.layouts[256]
 
 `search.py` tries every layout, `model.py` times one, `memory.py` says whether it fits, `calibration.json` holds what
