@@ -74,10 +74,14 @@ void register_pulse(py::module_& module) {
 
 const char* name_of(monitor::GroupState state) {
   switch (state) {
-    case monitor::GroupState::kWhole: return "whole";
-    case monitor::GroupState::kShut: return "shut";
-    case monitor::GroupState::kBroken: return "broken";
-    case monitor::GroupState::kForgotten: break;
+    case monitor::GroupState::kWhole:
+      return "whole";
+    case monitor::GroupState::kShut:
+      return "shut";
+    case monitor::GroupState::kBroken:
+      return "broken";
+    case monitor::GroupState::kForgotten:
+      break;
   }
   return "forgotten";
 }
