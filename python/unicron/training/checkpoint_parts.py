@@ -103,7 +103,7 @@ class LoneReader(torch_dist.TorchDistLoadShardedStrategy):
     unchanged.
     A rank that restores in the middle of a recovery must not wait for others here."""
 
-    def load(self, sharded_state_dict: Any, checkpoint_dir: Any, **_options: Any) -> Any:
+    def load(self, sharded_state_dict: Any, checkpoint_dir: Any, *_more: Any, **_options: Any) -> Any:
         shards = [s for s in nested_values(sharded_state_dict) if isinstance(s, ShardedTensor)]
         by_key, flat, renamed = torch_dist._replace_state_dict_keys_with_sharded_keys(
             sharded_state_dict
