@@ -86,10 +86,14 @@ class Set:
         self.wait(0, START_S_MAX)
         self.parts = {"workers": [self._progress(r)[1] for r in range(self.layout.world_size)], **self.parts}
 
+    def _allow(self, iterations: int) -> None:
+        new = self.gate.with_suffix(".new")
+        new.write_text(str(iterations))
+        new.rename(self.gate)
+
     def own_parts(self) -> dict[str, list[float]]:
         """What the ranks measured of unicron's own work in an iteration, summed over the ranks. Ends the set."""
-        self.gate.with_suffix(".new").write_text(str(STOP))
-        self.gate.with_suffix(".new").rename(self.gate)
+        self._allow(STOP)
         total: dict[str, float] = {}
         deadline = time.monotonic() + BLOCK_S_MAX
         for rank in range(self.layout.world_size):
@@ -106,9 +110,7 @@ class Set:
         before = {part: sum(map(cpu_s, pids)) for part, pids in self.parts.items()}
         start = time.monotonic()
         self.done += iterations
-        new = self.gate.with_suffix(".new")
-        new.write_text(str(self.done))
-        new.rename(self.gate)
+        self._allow(self.done)
         self.wait(self.done, BLOCK_S_MAX)
         wall_s = time.monotonic() - start
         used = {part: sum(map(cpu_s, pids)) - before[part] for part, pids in self.parts.items()}

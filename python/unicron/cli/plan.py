@@ -39,7 +39,7 @@ def main(
     if json:
         print_json(answers[0] if event != [ALL] else dict(zip(planner.events, answers, strict=True)))
         return
-    for (*_, events), answer in zip([(events,) for events in questions], answers, strict=True):
+    for events, answer in zip(questions, answers, strict=True):
         _show(file, events, answer)
 
 

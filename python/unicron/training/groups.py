@@ -285,7 +285,6 @@ class Groups:
         self._retired.clear()
         if going:
             threading.Thread(target=going.clear, name="unicron-release", daemon=True).start()
-            del going
 
 
 def forget_group(group: dist.ProcessGroup) -> None:
