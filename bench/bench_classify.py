@@ -3,8 +3,8 @@
     even, odd     halves of failures/corpus.jsonl by int(sha1(id), 16) % 2: rules were written with the even one, and
                   frozen in a commit before the odd one was opened
     severity, scope   rows right of all, and of those with a label of confidence >= 0.6
-    root          multi-rank rows that have a root rank, and it was named; `false root`: named where there is none, or in
-                  a row that is an echo
+    root          multi-rank rows that have a root rank, and it was named
+    false root    rows where one was named though there is none, or the row is an echo
     throughput    one process over text made here: a training log nobody is interested in, the same with one line in a
                   hundred that rules must look at, and nothing but such lines
 
@@ -34,7 +34,7 @@ GOALS = {  # percent, of confident rows
     "even": {"severity": 95.0, "scope": 90.0, "root": 90.0},
     "odd": {"severity": 88.0, "scope": 82.0, "root": 80.0},
 }
-TEXT_BYTES = 1 << 20
+TEXT_BYTES = 4 << 20
 
 
 def shared_data() -> Path:
@@ -123,8 +123,9 @@ def dull_lines() -> Iterator[str]:
     for number in range(10**9):
         yield (
             f" [2026-01-01 00:{number // 60 % 60:02d}:{number % 60:02d}] iteration {number:8d}/ 1000000 |"
-            f" consumed samples: {number * 256:12d} | elapsed time per iteration (ms): {500 + number % 97}.{number % 10} |"
-            f" learning rate: 1.{number % 1000:03d}E-04 | global batch size:   256 | lm loss: 2.{number % 997:03d}E+00 | loss scale: 1.0 |"
+            f" consumed samples: {number * 256:12d} | elapsed time per iteration (ms): {500 + number % 97}.1 |"
+            f" learning rate: 1.{number % 1000:03d}E-04 | global batch size:   256 | lm loss: 2.{number % 997:03d}E+00 |"
+            f" loss scale: 1.0 | number of skipped iterations:   0 | number of nan iterations:   0 |"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unicron.diagnosis.reader import Reader
-from unicron.diagnosis.rules import FAMILIES, RULES
+from unicron.diagnosis.rules import RULES
 from unicron.diagnosis.words import Rule
 
 pytestmark = pytest.mark.timeout(30)
@@ -21,8 +21,3 @@ def test_an_example_meets_its_own_rule(rule: Rule) -> None:
 def test_names_are_unique_and_everything_has_a_reason() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert all(rule.reason and rule.source and rule.example for rule in RULES)
-
-
-def test_triggers_have_no_digits() -> None:
-    """They are asked of a line without its digits."""
-    assert not [family.name for family in FAMILIES if any(char.isdigit() for char in family.trigger)]

@@ -148,7 +148,7 @@ def decode(xid: int, rest: str) -> Event:
 
 
 def _severity(meaning: Meaning | None, is_fatal: bool, *, has_word: bool) -> Severity:
-    """The word decides between fatal and not; the table, how much less than fatal it is."""
+    """The word decides between fatal and not; the table, whether what is not fatal still ends the program."""
     if meaning is not None and (meaning.outweighs_line or not has_word):
         return meaning.severity
     if is_fatal or not has_word:

@@ -1,9 +1,9 @@
 """Lines in, findings out: every rule is asked of every line that could meet it, in bounded memory.
 
-What makes it fast enough for a log of a gigabyte: nearly all lines of a log have one of few *shapes* (the line in lower
-case without its digits). Which families of rules a shape can meet is asked once and remembered; a line whose shape
-meets none costs a dictionary look-up. What bounds it: one finding per rule and rank is kept, with its first and last
-line's facts and a count; ranks, shapes and groups have a maximum.
+What makes it fast enough for a log of a gigabyte: nearly all lines of a log have one of few *shapes* (the line with all
+digits the same). Which rules a shape could meet is found out once and remembered (literals.py); a line whose shape
+meets none costs a dictionary look-up. What bounds it: one finding per rule and rank is kept, with its first line's
+facts and a count; ranks, shapes, groups and collectives have a maximum.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from unicron.diagnosis import lines, sxid, xid
-from unicron.diagnosis.rules import FAMILIES
-from unicron.diagnosis.words import Family, Finding, Progress, Rule, Strength
+from unicron.diagnosis import lines, literals, sxid, xid
+from unicron.diagnosis.collectives import Collective, collective_of, group_of
+from unicron.diagnosis.rules import RULES
+from unicron.diagnosis.words import Finding, Progress, Rule, Strength
 
 RANKS_MAX = 65_536  # further ones count as nobody
 SHAPES_MAX = 8192
@@ -24,16 +25,12 @@ GROUPS_MAX = 4096  # of one rank
 SUMMARY_LINES = 5  # of torchrun's summary of a rank
 TEXT_CHARS_MAX = 400  # kept of a line
 
-_NO_DIGITS = str.maketrans("", "", "0123456789")
-_ALSO = re.compile("xid|nvswitch|enqueued|workn|local_rank")  # read here, not by rules
-_PROGRESS = re.compile(r"last enqueued|enqueued=|WorkNCCL\(SeqNum=")
+_ALSO = re.compile("xid|nvswitch|enqueued|workn|shape|local_rank")  # read here, not by rules
 _SUMMARY = re.compile(r"\s*rank\s*: (?P<rank>\d+) \(local_rank: ")
 _ENQUEUED = re.compile(
     r"(?:(?P<group>[\w\-.]+)[ :]+)?enqueued[= ](?P<enqueued>\d+)[ ,;]+completed[= ](?P<completed>\d+)|"
     r"last enqueued (?:NCCL )?work: (?P<enqueued2>\d+), last completed (?:NCCL )?work: (?P<completed2>\d+)"
 )
-_GROUP = re.compile(r"\bPG (?:ID )?(?P<id>\d+)(?:[ (]|\b)|PG GUID (?P<guid>\d+)")
-_SEQUENCE = re.compile(r"WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<op>\w+)")
 
 
 class RankText(msgspec.Struct):
@@ -41,6 +38,7 @@ class RankText(msgspec.Struct):
 
     findings: dict[str, Finding] = {}  # by rule; the first line's facts
     progress: dict[str, Progress] = {}  # by process group
+    collectives: dict[str, Collective] = {}  # that it waits in, by group and number
     num_lines: int = 0
     last: str = ""  # its last line that is not empty, cut
     about: str = ""  # whom a launcher's summary speaks of
@@ -54,12 +52,12 @@ class Reader:
         known: the ranks there are, when that is known; a line that speaks of another one belongs to its speaker.
     """
 
-    def __init__(self, known: Collection[str] | None = None, families: tuple[Family, ...] = FAMILIES) -> None:
+    def __init__(self, known: Collection[str] | None = None, rules: tuple[Rule, ...] = RULES) -> None:
         self.ranks: dict[str, RankText] = {}
         self.num_lines = 0
         self._known = known
-        self._families = families
-        self._shapes: dict[str, tuple[Family, ...] | None] = {}
+        self._rules = rules
+        self._shapes: dict[str, tuple[Rule, ...] | None] = {}
 
     def read(self, rank: str, text: str) -> None:
         """A whole text of one rank."""
@@ -83,9 +81,9 @@ class Reader:
         entry.last = line
         if entry.about_lines:
             entry.about_lines -= 1
-        families = self._families_of(line)
-        if families is not None:
-            self._ask(entry, rank, line, families)
+        rules = self._rules_of(line)
+        if rules is not None:
+            self._ask(entry, rank, line, rules)
 
     def _entry(self, rank: str) -> RankText:
         entry = self.ranks.get(rank)
@@ -94,13 +92,13 @@ class Reader:
             entry = self.ranks.setdefault(rank, RankText())
         return entry
 
-    def _families_of(self, line: str) -> tuple[Family, ...] | None:
-        """Whose rules this line could meet; None: it has nothing for anybody."""
-        shape = line.translate(_NO_DIGITS)
+    def _rules_of(self, line: str) -> tuple[Rule, ...] | None:
+        """The rules that this line could meet; None: it has nothing for anybody."""
+        shape = literals.shape(line)
         if shape in self._shapes:
             return self._shapes[shape]
         low = shape.lower()
-        found = tuple(family for family in self._families if family.trigger_regex.search(low))
+        found = tuple(rule for rule in self._rules if rule.could_meet(shape, low))
         result = found if found or _ALSO.search(low) else None
         if len(shape) <= SHAPE_CHARS_MAX:
             if len(self._shapes) >= SHAPES_MAX:
@@ -110,7 +108,7 @@ class Reader:
 
     # ---------------------------------------------------------------- one line
 
-    def _ask(self, entry: RankText, rank: str, line: str, families: tuple[Family, ...]) -> None:
+    def _ask(self, entry: RankText, rank: str, line: str, rules: tuple[Rule, ...]) -> None:
         number = entry.num_lines
         summary = _SUMMARY.match(line)
         if summary is not None:
@@ -118,13 +116,13 @@ class Reader:
         about = entry.about if entry.about_lines else ""
         finding = _hardware(line)
         if finding is None:
-            rule, found = best_rule(line, families)
+            rule, found = best_rule(line, rules)
             if rule is not None and found is not None:
                 groups = found.groupdict()
                 about = groups.get("rank") or about
                 finding = Finding(
                     rule.name, rule.severity, rule.scope, rule.category, rule.strength, rule.reason,
-                    peer=groups.get("peer") or "",
+                    is_mutual=rule.is_mutual, peer=groups.get("peer") or "",
                 )  # fmt: skip
         named = about or (lines.speaker(line) if rank == "" else "")
         if named and (self._known is None or named in self._known):
@@ -143,20 +141,19 @@ class Reader:
         )
 
 
-def best_rule(line: str, families: Iterable[Family]) -> tuple[Rule | None, re.Match[str] | None]:
+def best_rule(line: str, rules: Iterable[Rule]) -> tuple[Rule | None, re.Match[str] | None]:
     """The strongest rule that a line meets, the first of equal ones; generic exceptions only without any other."""
     best: Rule | None = None
     match: re.Match[str] | None = None
-    for family in families:
-        for rule in family.rules:
-            if best is not None and not rule.is_final:
-                if rule.strength <= best.strength or rule.strength is Strength.EXCEPTION:
-                    continue
-            found = rule.regex.search(line)
-            if found is not None:
-                best, match = rule, found
-                if rule.is_final:
-                    return best, match
+    for rule in rules:
+        if best is not None and not rule.is_final:
+            if rule.strength <= best.strength or rule.strength is Strength.EXCEPTION:
+                continue
+        found = rule.regex.search(line)
+        if found is not None:
+            best, match = rule, found
+            if rule.is_final:
+                break
     return best, match
 
 
@@ -169,21 +166,16 @@ def _hardware(line: str) -> Finding | None:
 
 def _note_progress(entry: RankText, line: str) -> None:
     """Numbers of collectives that a line states, by process group. Numbers of different groups are never compared."""
-    if not _PROGRESS.search(line):
+    if len(entry.progress) >= GROUPS_MAX or len(entry.collectives) >= GROUPS_MAX:
         return
-    if len(entry.progress) >= GROUPS_MAX:
-        return
-    found = _ENQUEUED.search(line)
+    found = _ENQUEUED.search(line) if "nqueued" in line else None
     if found is not None:
-        group = found["group"] or _group_of(line)
+        group = found["group"] or group_of(line)
         enqueued, completed = found["enqueued"] or found["enqueued2"], found["completed"] or found["completed2"]
-        entry.progress[group] = Progress(int(enqueued), int(completed))
+        entry.progress[group] = Progress(int(enqueued[:18]), int(completed[:18]))
         return
-    sequence = _SEQUENCE.search(line)
-    if sequence is not None:
-        entry.progress.setdefault(f"{_group_of(line)} timed out", Progress(int(sequence["number"])))
-
-
-def _group_of(line: str) -> str:
-    found = _GROUP.search(line)
-    return (found["id"] or found["guid"]) if found else "default"
+    collective = collective_of(line)
+    if collective is not None:
+        entry.collectives[collective.place] = collective
+        if collective.number is not None:
+            entry.progress.setdefault(f"{collective.group} timed out", Progress(collective.number))

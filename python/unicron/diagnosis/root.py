@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from unicron.diagnosis.collectives import odd_one
 from unicron.diagnosis.lines import time_form
 from unicron.diagnosis.reader import RankText, Reader
 from unicron.diagnosis.rules import RULES
@@ -52,9 +53,13 @@ def diagnose(ranks: Mapping[str, RankText]) -> Diagnosis:
     `root_rank` is a key of `ranks`, several joined by commas, None when it cannot be known.
     """
     findings = sorted(_weighed(ranks), key=_rank_of_finding)
-    if findings and findings[0].strength > Strength.WITNESS:
+    is_said = bool(findings) and findings[0].strength > Strength.WITNESS
+    if is_said and not findings[0].is_mutual:
         return _named(findings, [f for f in findings if f.strength is findings[0].strength], ranks)
-    found = _behind(findings, ranks)
+    found = _mismatched(findings, ranks)
+    if is_said and found is None:
+        return _diagnosis(findings[0], None, findings, findings[0].reason)
+    found = found or _behind(findings, ranks)
     if found is not None or not findings:
         return found or NOTHING
     best = findings[0]
@@ -70,8 +75,8 @@ def _rank_of_finding(finding: Finding) -> tuple[int, int, int, str, str]:
 def _weighed(ranks: Mapping[str, RankText]) -> Iterable[Finding]:
     """All findings, with two corrections that need the others.
 
-    An abort is an echo where a watchdog spoke, or where its own rank says that it lost somebody. What says that a node
-    was lost is about that node, whoever says it.
+    An abort says nothing where a watchdog spoke, or where its own rank says that it lost somebody. What says that a
+    node was lost is about that node, whoever says it.
     """
     everything = [finding for entry in ranks.values() for finding in entry.findings.values()]
     is_timed_out = any(finding.rule.startswith("watchdog.") for finding in everything)
@@ -81,7 +86,7 @@ def _weighed(ranks: Mapping[str, RankText]) -> Iterable[Finding]:
             entry = ranks.get(finding.rank)
             own = entry.findings.values() if entry else ()
             if is_timed_out or any(other.strength is Strength.ECHO for other in own):
-                finding = msgspec.structs.replace(finding, strength=Strength.ECHO)
+                finding = msgspec.structs.replace(finding, strength=Strength.NOISE)
         elif finding.category is Category.LOST_CONNECTION:
             about = [name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", finding.text)]
             if len(about) == 1:
@@ -143,13 +148,23 @@ def _with_verdict(best: Finding, findings: list[Finding]) -> Finding:
 # ---------------------------------------------------------------- nobody says why
 
 
+def _mismatched(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis | None:
+    """Members of a group that called different collectives: code, whoever of them is odd."""
+    odd = odd_one({rank: entry.collectives for rank, entry in ranks.items() if rank})
+    if odd is None:
+        return None
+    reason = f"{odd.words} at the same place: code or data that differ between ranks"
+    base = Finding("root.mismatch", Severity.FATAL, Scope.JOB, Category.OTHER_SOFTWARE, Strength.CAUSE, reason)
+    return _diagnosis(base, odd.root, findings, reason)
+
+
 def _behind(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis | None:
     """Who all wait for, when there are several ranks and only echoes, witnesses or nothing."""
     if len(ranks.keys() - {""}) < 2:
         return None
     waiting = {f.rank for f in findings if f.strength in (Strength.ECHO, Strength.WITNESS)}
     recorded = {rank for rank, entry in ranks.items() if entry.progress}
-    idle = recorded - waiting
+    idle = (recorded | {f.rank for f in findings if f.rule == "watchdog.idle"}) - waiting
     if idle and waiting and len(idle) <= ROOTS_SHARE_MAX * len(ranks):
         reason = "all others have a collective pending and this rank has none"
         return _hang(",".join(sorted(idle, key=_as_number)), Scope.PROCESS, findings, reason)

@@ -16,6 +16,7 @@ from functools import cached_property
 
 import msgspec
 
+from unicron.diagnosis import literals
 from unicron.types import Severity
 
 
@@ -75,26 +76,35 @@ class Rule(msgspec.Struct, frozen=True, dict=True):
     source: str  # where the text comes from: a source file, a manual
     example: str  # a line that it must match
     is_final: bool = False  # says all there is to say of the line: no other rule is asked
+    is_mutual: bool = False  # true of a whole group: who says it is no more to blame than the others
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
-        return re.compile(self.pattern)
-
-
-class Family(msgspec.Struct, frozen=True, dict=True):
-    """Rules that share a cheap test: a line without the trigger meets none of them.
-
-    The trigger has no digits in it, because it is asked of a line's shape (the line without its digits, in lower
-    case), and what it says of a shape is remembered.
-    """
-
-    name: str
-    trigger: str
-    rules: tuple[Rule, ...]
+        return re.compile(self.pattern, re.ASCII)
 
     @cached_property
-    def trigger_regex(self) -> re.Pattern[str]:
-        return re.compile(self.trigger)
+    def words(self) -> tuple[str, ...] | None:
+        """Words without one of which no line can match, see literals.py."""
+        return literals.words(self.pattern)
+
+    @cached_property
+    def shape_regex(self) -> re.Pattern[str] | None:
+        """Matches the shape of whatever line this rule matches; None: words alone have to do."""
+        pattern = literals.same_digits(self.pattern)
+        return None if pattern is None else re.compile(pattern, re.ASCII)
+
+    def could_meet(self, shape: str, low: str) -> bool:
+        """Could a line of this shape match? `low` is the shape in lower case."""
+        if self.words is not None and not any(word in low for word in self.words):
+            return False
+        return self.shape_regex is None or self.shape_regex.search(shape) is not None
+
+
+class Family(msgspec.Struct, frozen=True):
+    """Rules of one kind of speaker."""
+
+    name: str
+    rules: tuple[Rule, ...]
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -109,6 +119,7 @@ class Finding(msgspec.Struct, frozen=True):
     rank: str = ""
     text: str = ""  # the line, cut
     line: int = 0  # its number in the rank's text, from 1
+    is_mutual: bool = False
     peer: str = ""  # a rank that it names as the other end
     at_s: float | None = None  # seconds since 1970 as the line says it, in whatever zone it was printed
     count: int = 1  # how often this rule was met in this rank's text

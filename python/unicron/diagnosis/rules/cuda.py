@@ -25,7 +25,8 @@ RULES = (
         Severity.SEV2, Scope.PROCESS, Category.NCCL_TIMEOUT, Strength.ECHO,
         "no model asks for that much: a size that came out of a broken collective",
         "c10/cuda/CUDACachingAllocator.cpp",
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.2 EiB. GPU 0 has ...", is_final=True,
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.2 EiB. GPU 0 has ...",
+        is_final=True,
     ),
     Rule(
         "cuda.ecc", r"(?i)uncorrectable ECC|double.bit ECC|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE|"
@@ -153,6 +154,7 @@ RULES = (
         Severity.SEV2, Scope.PROCESS, Category.OTHER_CUDA, Strength.ECHO,
         "printed while the process unwinds: the error came before", "c10/cuda/impl/CUDAGuardImpl.h",
         "[W CUDAGuardImpl.h:115] Warning: CUDA warning: unspecified launch failure (function destroyEvent)",
+
         is_final=True,
     ),
     Rule(
@@ -195,10 +197,4 @@ RULES = (
     ),
 )  # fmt: skip
 
-FAMILY = Family(
-    "cuda",
-    r"cuda|cublas|cudnn|cusolver|cufft|cusparse|ecc|out of memory|outofmemory|gpu is lost|gpu requires reset|"
-    r"device handle|nvml|nvrm|nvidia|assert|nvlink|system not yet|fabric|dma|hip|allocate|memory access|"
-    r"launch failure|misaligned|kernel image|devices were found",
-    RULES,
-)
+FAMILY = Family("cuda", RULES)

@@ -32,6 +32,13 @@ RULES = (
         "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2393)",
     ),
     Rule(
+        "kernel.nvlink",
+        r"(?i)NVRM:.{0,60}(?:knvlink|nvlink)\w*.{0,120}(?:fail|error)|nvidia-nvlink.{0,80}(?:fail|error)",
+        Severity.SEV1, Scope.NODE, Category.NVLINK, Strength.HARDWARE,
+        "the driver could not set up NVLink on this node", "NVIDIA driver",
+        "NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!",
+    ),
+    Rule(
         "kernel.lockup",
         r"(?i)soft lockup|hard LOCKUP|rcu\w*.{0,40}(?:self-detected|detected) stalls?|Kernel panic|"
         r"BUG: unable to handle|"
@@ -48,7 +55,8 @@ RULES = (
         r"severity[=:] ?corrected|\b(?<!un)correctable|Hardware Error.{0,60}\bcorrected",
         Severity.INFO, Scope.NODE, Category.NONE, Strength.NOISE,
         "corrected by the hardware: count it", LINUX,
-        "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0", is_final=True,
+        "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
+        is_final=True,
     ),
     Rule(
         "kernel.machine-check",
@@ -92,7 +100,8 @@ RULES = (
         r"Remounting filesystem read-only|Buffer I/O error|I/O error, dev|critical (?:medium|target) error|"
         r"EXT4-fs error|"
         r"XFS.{0,60}(?:Corruption|shutdown|metadata I/O error|Shutting down)|BTRFS.{0,40}(?:error|critical)|"
-        r"lost async page write|access beyond end of device|Medium Error|ata\d+.{0,60}(?:failed command|"
+        r"lost async page write|no available path|access beyond end of device|Medium Error|"
+        r"ata\d+.{0,60}(?:failed command|"
         r"exception Emask)|"
         r"JBD2.{0,40}(?:Error|abort)|"
         r"Read-only file ?system",
@@ -105,7 +114,8 @@ RULES = (
         r"(?i)Link (?:is )?(?:ACTIVE|up)\b|Link up\b|link becomes ready|NIC Link is Up|state (?:changed|"
         r"change).{0,30}(?:ACTIVE|up)\b",
         Severity.INFO, Scope.LINK, Category.NONE, Strength.NOISE,
-        "a link came up", LINUX, "mlx5_core 0000:1a:00.0 mlx5_0: Port: 1 Link ACTIVE", is_final=True,
+        "a link came up", LINUX, "mlx5_core 0000:1a:00.0 mlx5_0: Port: 1 Link ACTIVE",
+        is_final=True,
     ),
     Rule(
         "kernel.link-down",
@@ -117,10 +127,20 @@ RULES = (
         "mlx5_core 0000:1a:00.0 mlx5_0: Port: 1 Link DOWN",
     ),
     Rule(
-        "kernel.adapter-query", r"(?i)ACCESS_REG.{0,80}failed",
+        "kernel.cable",
+        r"(?i)port module event|module \d+.{0,60}(?:cable|unplugged)",
+        Severity.SEV1, Scope.LINK, Category.LINK_FLAPPING, Strength.HARDWARE,
+        "a cable or its optics is bad: it goes on flapping until it is changed", LINUX,
+        "mlx5_core 0000:1a:00.0: Port module event[error]: module 0, Cable error, Bus stuck",
+
+        is_final=True,
+    ),
+    Rule(
+        "kernel.adapter-notice", r"(?i)ACCESS_REG.{0,80}failed|insufficient power on the PCIe slot",
         Severity.INFO, Scope.NODE, Category.NONE, Strength.NOISE,
-        "somebody asked the adapter for a register that it does not show", LINUX,
+        "a question the adapter does not answer, or a warning it gives at every start", LINUX,
         "mlx5_core 0000:1a:00.0: mlx5_cmd_out_err: ACCESS_REG(0x805) op_mod(0x1) failed, status bad operation(0x2)",
+
         is_final=True,
     ),
     Rule(
@@ -128,9 +148,8 @@ RULES = (
         r"(?i)mlx[45].{0,100}(?:health (?:compromised|poll failed|recovery)|device's health|"
         r"(?<!non-)fatal (?:error|reporter)|assert_var|unhealthy|"
         r"will cause (?:a leak|leak)|cmd.{0,20}timeout|wait_func|reset flow|firmware.{0,30}(?:error|"
-        r"not respond)|synd|"
-        r"module \d+.{0,60}(?:error|unplugged))|NETDEV WATCHDOG|transmit queue \d+ timed out|"
-        r"bnxt_en.{0,60}(?:Firmware|fatal)|insufficient power on the PCIe slot",
+        r"not respond)|synd)|NETDEV WATCHDOG|transmit queue \d+ timed out|"
+        r"bnxt_en.{0,60}(?:Firmware|fatal)",
         Severity.SEV1, Scope.NODE, Category.OTHER_NETWORK, Strength.HARDWARE,
         "the network adapter of this node does not answer or reports an error of its own", LINUX,
         "mlx5_core 0000:1a:00.0: device's health compromised - reached miss count",
@@ -158,6 +177,15 @@ RULES = (
         "this node has no more file handles", LINUX, "VFS: file-max limit 1000 reached",
     ),
     Rule(
+        "kernel.blocked-storage-client",
+        r"(?i)task (?:jfs|juicefs|nfs|rpciod|mmfs|gpfs|ll_|ptlrpc|ldlm|beegfs|ceph|fuse|s3fs|goofys|gcsfuse|"
+        r"wekanode|dfuse)"
+        r"[^ ]{0,40} blocked for more than",
+        Severity.SEV3, Scope.STORAGE, Category.TASK_HANG, Strength.CAUSE,
+        "the client of a shared file system waits for its servers", LINUX,
+        "INFO: task ptlrpcd_00_01:812 blocked for more than 120 seconds.",
+    ),
+    Rule(
         "kernel.blocked-task",
         r"(?i)blocked for more than \d+ seconds|hung_task|task .{0,60} blocked",
         Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.DEATH,
@@ -165,30 +193,29 @@ RULES = (
         "INFO: task python3:812 blocked for more than 120 seconds.",
     ),
     Rule(
-        "kernel.remote-storage",
-        r"(?i)nfs: server .{0,80}not responding|Lustre\w*.{0,160}(?:lost|evicted|timed out|error|was|refused)|"
-        r"ceph.{0,60}(?:socket closed|mds.{0,20}(?:hung|down)|osd.{0,20}down)|GPFS.{0,60}(?:unmount|error|lost)|"
-        r"beegfs.{0,60}error",
+        "kernel.remote-storage-lost",
+        r"(?i)Lustre\w*.{0,160}(?:evicted|was lost|refused)|(?:nfs|lock).{0,60}reclaim failed|nfs.{0,60}(?:lost|"
+        r"stale)|"
+        r"ceph.{0,60}(?:session lost|blocklisted)|GPFS.{0,60}(?:unmount|lost)",
         Severity.SEV2, Scope.STORAGE, Category.OTHER_SOFTWARE, Strength.CAUSE,
-        "a shared file system does not answer this node", f"{LINUX}, Lustre",
+        "a shared file system dropped this node: its open files are gone", f"{LINUX}, Lustre",
+        "LustreError: This client was evicted by scratch-OST0007; in progress operations using this service "
+        "will fail.",
+    ),
+    Rule(
+        "kernel.remote-storage",
+        r"(?i)nfs: server .{0,80}not responding|Lustre\w*.{0,160}(?:lost|timed out|error|was)|"
+        r"ceph.{0,60}(?:socket closed|mds.{0,20}(?:hung|down)|osd.{0,20}down)|GPFS.{0,60}error|beegfs.{0,60}error",
+        Severity.SEV3, Scope.STORAGE, Category.OTHER_SOFTWARE, Strength.CAUSE,
+        "a shared file system does not answer this node: its client tries again", f"{LINUX}, Lustre",
         "nfs: server storage1 not responding, still trying",
     ),
     Rule(
         "kernel.remote-storage-back", r"(?i)nfs: server .{0,80}\bOK\b|Lustre.{0,120}Connection restored",
         Severity.INFO, Scope.STORAGE, Category.NONE, Strength.NOISE,
-        "a shared file system answers again", f"{LINUX}, Lustre", "nfs: server storage1 OK", is_final=True,
+        "a shared file system answers again", f"{LINUX}, Lustre", "nfs: server storage1 OK",
+        is_final=True,
     ),
 )  # fmt: skip
 
-FAMILY = Family(
-    "kernel",
-    r"bus|nvrm|adapter|gsp|nvidia|lockup|stall|panic|bug|oops|fault|watchdog|corrected|correctable|edac|"
-    r"machine check|mce|"
-    r"hardware error|uncorrect|memory failure|aer|pcie|dpc|link|oom|out of memory|segfault|trap|nvme|md/raid|"
-    r"blk_update|"
-    r"read-only|i/o error|medium error|ext|xfs|btrfs|page write|jbd|mlx|bnxt|carrier|netdev|transmit queue|"
-    r"file-max|end of device|access_reg|temperature|thermal|throttl|power|slowdown|blocked|hung_task|nfs|lustre|"
-    r"ceph|gpfs|beegfs|fatal|atomic|"
-    r"ce memory|crash dump",
-    RULES,
-)
+FAMILY = Family("kernel", RULES)

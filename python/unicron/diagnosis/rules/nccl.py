@@ -19,9 +19,9 @@ VERBS = "NCCL src/misc/ibvwrap.cc"
 WATCHDOG_RULES = (
     Rule(
         "watchdog.first-collective",
-        r"(?:Timeout|timeout): WorkNCCL\(SeqNum=1,|Timeout at NCCL work: 1,",
+        r"(?:Timeout|timeout): WorkNCCL\(SeqNum=[1-9],|Timeout at NCCL work: [1-9],",
         Severity.SEV2, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
-        "the first collective of a group never ended: peer access, network or set-up; trying again in place "
+        "one of the first collectives of a group never ended: peer access, network or set-up; trying again in place "
         "seldom helps",
         WATCHDOG,
         "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=600000)",
@@ -43,7 +43,8 @@ WATCHDOG_RULES = (
         r"detected by watchdog|Some NCCL operations have failed or timed out|WorkNCCL\(.{0,300}(?:timed out|"
         r"Timeout\(ms\))|"
         r"(?:ran|running) for \d+ milliseconds before timing out|NCCL (?:watchdog )?time(?:d )?out|"
-        r"taking the entire process down|Watchdog thread|HeartbeatMonitor|"
+        r"taking the entire process down|Watchdog thread(?! terminated with exception: (?:NCCL|CUDA))|"
+        r"HeartbeatMonitor|"
         r"NCCL communicator encountered error set by ProcessGroupNCCL",
         Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
         "some rank is late in a collective; who says so is a witness", WATCHDOG,
@@ -65,6 +66,12 @@ WATCHDOG_RULES = (
         "flight recorder: default_pg enqueued=8 completed=7; last entry nccl:all_reduce seq=8 state=scheduled",
     ),
     Rule(
+        "watchdog.idle",
+        r"(?i)flight recorder.{0,200}no (?:pending )?entr",
+        Severity.INFO, Scope.PROCESS, Category.TASK_HANG, Strength.NOISE,
+        "this rank waits in no collective", "torch FlightRecorder", "flight recorder: no pending entries",
+    ),
+    Rule(
         "watchdog.aborted",
         r"(?i)NCCL communicator was aborted|ncclCommAbort|communicator (?:has been|was) aborted|ncclCommFinalize",
         Severity.SEV3, Scope.PROCESS, Category.NCCL_TIMEOUT, Strength.ECHO,
@@ -81,6 +88,7 @@ NETWORK_RULES = (
         Severity.SEV3, Scope.LINK, Category.OTHER_NETWORK, Strength.ECHO,
         "flushed out of a queue pair that had failed before", IB,
         "NET/IB : Got completion from peer 10.1.0.7<4791> with status=5 opcode=0 len=0 vendor err 249 (Recv)",
+
         is_final=True,
     ),
     Rule(
@@ -121,7 +129,8 @@ NETWORK_RULES = (
         "nccl.port-up",
         r"(?i)async event.{0,60}port active|IBV_EVENT_PORT_ACTIVE",
         Severity.INFO, Scope.LINK, Category.LINK_FLAPPING, Strength.NOISE,
-        "the port came back", IB, "NET/IB : mlx5_3:1 Got non-fatal async event: port active(9)", is_final=True,
+        "the port came back", IB, "NET/IB : mlx5_3:1 Got non-fatal async event: port active(9)",
+        is_final=True,
     ),
     Rule(
         "nccl.port-event",
@@ -195,6 +204,7 @@ USE_RULES = (
         Severity.FATAL, Scope.JOB, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "two ranks were given one GPU: the launch is wrong", "NCCL src/init.cc",
         "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 50000",
+        is_mutual=True,
     ),
     Rule(
         "nccl.no-interface",
@@ -216,6 +226,7 @@ USE_RULES = (
         "ranks called different collectives, sizes or versions: code",
         "NCCL src/init.cc, torch ProcessGroupWrapper.cpp",
         "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: ALLREDUCE",
+        is_mutual=True,
     ),
     Rule(
         "nccl.shared-memory",
@@ -260,13 +271,4 @@ USE_RULES = (
     ),
 )  # fmt: skip
 
-FAMILY = Family(
-    "nccl",
-    r"nccl|watchdog|net/|ibv|status=|vendor err|async|flush|retry|rnr|connect|socket|duplicate gpu|same gpu|"
-    r"interface|mismatch|"
-    r"truncated|shared memory|/dev/shm|open files|nvls|multicast|imex|heartbeat|memlock|fi_cq|undeliverable|rccl|"
-    r"timing out|timed out|workn|library is|compiled with|supported|must |should not|found key in store|"
-    r"monitoredbarrier|distbackend|tensors must be|peer|"
-    r"port error|flightrecorder|flight recorder|dump signal|debug info|data inconsistency|remote|barrier|invalid",
-    (*WATCHDOG_RULES, *NETWORK_RULES, *USE_RULES),
-)
+FAMILY = Family("nccl", (*WATCHDOG_RULES, *NETWORK_RULES, *USE_RULES))

@@ -37,13 +37,21 @@ SCHEDULER_RULES = (
         Severity.SEV2, Scope.JOB, Category.NONE, Strength.CAUSE,
         "the scheduler took the allocation back: start again when there is one", SLURM,
         "slurmstepd: error: *** STEP 9.0 ON node-1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***",
+        is_mutual=True,
     ),
     Rule(
         "process.evicted",
         r"(?i)\bEvicted\b|node was low on resource|DiskPressure|MemoryPressure|ephemeral.storage.{0,60}exceed",
-        Severity.SEV2, Scope.NODE, Category.EXITED_ABNORMALLY, Strength.CAUSE,
+        Severity.SEV1, Scope.NODE, Category.EXITED_ABNORMALLY, Strength.CAUSE,
         "the node's keeper put the process out for want of memory or disk", KUBERNETES,
         "Pod train-3 Evicted: The node was low on resource: ephemeral-storage.",
+    ),
+    Rule(
+        "process.out-of-memory-many",
+        r"(?i)Detected (?:[2-9]|[1-9]\d+) oom.?kill events?",
+        Severity.SEV2, Scope.NODE, Category.EXITED_ABNORMALLY, Strength.CAUSE,
+        "the node's memory ran out, not that of one process alone", SLURM,
+        "slurmstepd: error: Detected 3 oom_kill events in StepId=77.0. Some of the step tasks have been OOM Killed.",
     ),
     Rule(
         "process.out-of-memory",
@@ -117,7 +125,8 @@ END_RULES = (
     ),
     Rule(
         "process.segfault",
-        r"(?i)SIGSEGV|segmentation fault|signal 11\b|exit ?code\s*[:=]?\s*\(?(?:-11|139)\b|segfault at|SIGILL|SIGFPE|"
+        r"(?i)SIGSEGV|WTERMSIG 11\b|segmentation fault|signal 11\b|exit ?code\s*[:=]?\s*\(?(?:-11|139)\b|"
+        r"segfault at|SIGILL|SIGFPE|"
         r"exit ?code\s*[:=]?\s*\(?(?:-4|-8|132|136)\b|illegal instruction \(core|signal (?:4|8)\b|Access violation|"
         r"stack smashing|double free|corrupted size|free\(\): invalid|malloc\(\):|munmap_chunk|heap corruption",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.CAUSE,
@@ -133,7 +142,8 @@ END_RULES = (
     ),
     Rule(
         "process.killed",
-        r"(?i)SIGKILL|signal[: ]+9\b|exit ?code\s*[:=]?\s*\(?(?:-9|137)\b|task (?P<rank>\d+): Killed|(?:^|: |"
+        r"(?i)SIGKILL|WTERMSIG 9\b|signal[: ]+9\b|exit ?code\s*[:=]?\s*\(?(?:-9|137)\b|"
+        r"task (?P<rank>\d+): Killed|(?:^|: |"
         r"\s)Killed$|"
         r"(?:was|is|been) killed by (?:signal|sigkill)|status=9/KILL|Killed by signal",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.DEATH,
@@ -165,19 +175,9 @@ END_RULES = (
         Severity.INFO, Scope.PROCESS, Category.OTHER_SOFTWARE, Strength.NOISE,
         "left behind by a process that ended without tidying up",
         "multiprocessing/resource_tracker.py, nvidia-peermem",
-        "resource_tracker: There appear to be 4 leaked semaphore objects to clean up at shutdown", is_final=True,
+        "resource_tracker: There appear to be 4 leaked semaphore objects to clean up at shutdown",
+        is_final=True,
     ),
 )  # fmt: skip
 
-FAMILY = Family(
-    "process",
-    r"node|agent|lost|time limit|preempt|timeout|deadline|spot|sigusr|signal|evicted|pressure|storage|oom|"
-    r"memory|fork|"
-    r"thread|bad_alloc|cancelled|abort|terminat|srun|slurm|task|sig[a-z]|exit|keyboard|shutting|death|bus error|shm|"
-    r"dataloader|segfault|segmentation|access violation|smashing|free|malloc|munmap|heap|kill|core dumped|died|"
-    r"childfailed|"
-    r"image|pull|manifest|container|mount|leaked|resource_tracker|sem_unlink|pymp|ignored|destroy_process|"
-    r"destructor|listener|invalid context|"
-    r"instance|errno",
-    (*SCHEDULER_RULES, *END_RULES),
-)
+FAMILY = Family("process", (*SCHEDULER_RULES, *END_RULES))

@@ -30,7 +30,7 @@ RULES = (
         "storage.write-failed",
         r"(?i)PytorchStreamWriter failed|inline_container.{0,60}(?:write|unexpected pos)|file write failed|"
         r"unexpected pos \d+ vs",
-        Severity.FATAL, Scope.STORAGE, Category.OTHER_SOFTWARE, Strength.CAUSE,
+        Severity.FATAL, Scope.STORAGE, Category.OTHER_SOFTWARE, Strength.EXCEPTION,
         "a checkpoint could not be written, nearly always because the disk is full",
         "torch caffe2/serialize/inline_container.cc",
         "RuntimeError: [enforce fail at inline_container.cc:300] . unexpected pos 64 vs 0",
@@ -104,16 +104,4 @@ RULES = (
     ),
 )  # fmt: skip
 
-FAMILY = Family(
-    "storage",
-    r"space|enospc|storage|disk|quota|too large|write failed|unexpected pos|pytorchstream|inline_container|"
-    r"central directory|"
-    r"header|unpickl|truncated|zip|checkpoint|checksum|crc|stale|input/output|i/o|errno|code:|os error|eio|"
-    r"transport|endpoint|"
-    r"host is down|device|fuse|cannot send|credential|denied|accesskey|signature|expiredtoken|forbidden|nosuch|"
-    r"client error|"
-    r"notfound|gatedrepo|status code|timeout|timed out|slowdown|unavailable|request|connectionpool|retries|"
-    r"incompleteread|"
-    r"protocolerror|server|service|gateway|throttl|busy|lock|curl|aiohttp|metadata",
-    RULES,
-)
+FAMILY = Family("storage", RULES)

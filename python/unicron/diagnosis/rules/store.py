@@ -20,6 +20,7 @@ RULES = (
         "a warning: tried IPv6 or a reverse look-up in vain, and goes on without", C10D,
         "[W socket.cpp:401] [c10d] The server socket cannot be initialized on [::]:29500 (errno: 97 - Address "
         "family ...).",
+
         is_final=True,
     ),
     Rule(
@@ -111,11 +112,4 @@ RULES = (
     ),
 )  # fmt: skip
 
-FAMILY = Family(
-    "store-rdzv",
-    r"ncclunique|family|hostname|store|timeout|timed out|bind|listen|address|name or service|resolv|getaddrinfo|"
-    r"servname|gai error|"
-    r"unknownhost|client socket|connect|errno|route|network|rendezvous|etcd|recv|broken pipe|brokenpipe|reset|"
-    r"epipe|eof|closed|gloo|disconnect|waiting for",
-    RULES,
-)
+FAMILY = Family("store-rdzv", RULES)
