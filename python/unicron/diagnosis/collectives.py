@@ -21,7 +21,7 @@ _PRINT = re.compile(
     r"shape[ =]\[(?P<size2>[\d, ]*)\]"
 )
 # Operations whose members may bring different sizes.
-_UNEVEN = re.compile(r"(?i)all_?to_?all|coalesced|send|recv|gather$|scatter$|unknown|barrier")
+_UNEVEN = re.compile(r"(?i)all_?to_?all|coalesced|\b(?:send|recv|gather|scatter|unknown|barrier)\b")
 UNKNOWN_GROUP = "default"
 
 

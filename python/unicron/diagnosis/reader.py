@@ -133,11 +133,14 @@ class Reader:
 
     def _keep(self, entry: RankText, rank: str, line: str, number: int, finding: Finding) -> None:
         known = entry.findings.get(finding.rule)
-        if known is not None:
+        text = line.strip()[:TEXT_CHARS_MAX]
+        if known is not None and (known.line, known.text) <= (number, text):
             entry.findings[finding.rule] = msgspec.structs.replace(known, count=known.count + 1)
             return
+        # Lines about one rank can come from several speakers: the earliest counts, in whatever order they are read.
+        count = known.count + 1 if known is not None else 1
         entry.findings[finding.rule] = msgspec.structs.replace(
-            finding, rank=rank, text=line.strip()[:TEXT_CHARS_MAX], line=number, at_s=lines.when_s(line)
+            finding, rank=rank, text=text, line=number, at_s=lines.when_s(line), count=count
         )
 
 

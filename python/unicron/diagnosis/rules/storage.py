@@ -13,7 +13,7 @@ ERRNO = "errno(3)"
 RULES = (
     Rule(
         "storage.full",
-        r"(?i)no space left on device|\bENOSPC\b|StorageFull|disk (?:is )?full|not enough (?:disk )?space|"
+        r"(?i)no space left on device|(?-i:\bENOSPC\b)|StorageFull|disk (?:is )?full|not enough (?:disk )?space|"
         r"Errno 28\b|code: 28\b|"
         r"insufficient (?:disk|storage) space",
         Severity.FATAL, Scope.STORAGE, Category.OTHER_SOFTWARE, Strength.CAUSE,
@@ -22,7 +22,7 @@ RULES = (
     ),
     Rule(
         "storage.quota",
-        r"(?i)disk quota exceeded|\bEDQUOT\b|Errno 122\b|quota exceeded|file too large|Errno 27\b",
+        r"(?i)disk quota exceeded|(?-i:\bEDQUOT\b)|Errno 122\b|quota exceeded|file too large|Errno 27\b",
         Severity.FATAL, Scope.STORAGE, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "the quota is used up: somebody has to make room", ERRNO, "OSError: [Errno 122] Disk quota exceeded",
     ),
@@ -49,21 +49,22 @@ RULES = (
     ),
     Rule(
         "storage.stale",
-        r"(?i)stale (?:NFS )?file handle|\bESTALE\b|Errno 116\b",
+        r"(?i)stale (?:NFS )?file handle|(?-i:\bESTALE\b)|Errno 116\b",
         Severity.SEV2, Scope.STORAGE, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "the file was replaced under the process: opening it again helps",
         ERRNO, "OSError: [Errno 116] Stale file handle",
     ),
     Rule(
         "storage.io-error",
-        r"(?i)input/output error|\bEIO\b|Errno 5\b|remote I/O error|Errno 121\b|os error 5\b",
+        r"(?i)input/output error|(?-i:\bEIO\b)|Errno 5\b|remote I/O error|Errno 121\b|os error 5\b",
         Severity.SEV2, Scope.STORAGE, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "a read or write failed below the file system: once more, then look at the disk or mount", ERRNO,
         "OSError: [Errno 5] Input/output error",
     ),
     Rule(
         "storage.mount-gone",
-        r"(?i)transport endpoint|\bENOTCONN\b|Errno 10[78]\b|host is down|Errno 112\b|no such device|Errno 19\b|"
+        r"(?i)transport endpoint|(?-i:\bENOTCONN\b)|Errno 10[78]\b|host is down|Errno 112\b|no such device|"
+        r"Errno 19\b|"
         r"cannot send after|Errno 6\b|fuse.{0,60}(?:error|disconnected)",
         Severity.SEV2, Scope.STORAGE, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "a mounted file system went away", f"{ERRNO}, Lustre, FUSE",

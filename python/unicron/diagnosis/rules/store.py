@@ -94,7 +94,8 @@ RULES = (
         r"exited|gone)|"
         r"Connection (?:reset|closed) by peer|broken pipe|BrokenPipeError|ConnectionResetError|"
         r"ConnectionAbortedError|"
-        r"connection (?:was )?reset|ECONNRESET|EPIPE|connection aborted|RemoteDisconnected|socket (?:was )?closed|"
+        r"connection (?:was )?reset|ECONNRESET|(?-i:EPIPE)|connection aborted|RemoteDisconnected|"
+        r"socket (?:was )?closed|"
         r"closed by remote|EOFError|unexpected EOF|ConnectionError\b",
         Severity.SEV3, Scope.PROCESS, Category.CONN_REFUSED_RESET, Strength.ECHO,
         "the other end's process ended, or its connection did", f"{STORE}, {GLOO}",
