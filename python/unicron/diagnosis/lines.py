@@ -2,8 +2,8 @@
 
 Who speaks is said by a prefix, if by anything: torch's ``[rank3]:``, torchrun's ``[default3]:`` and ``[3]:``, and
 srun's ``3: `` (label option). The last is believed only when most lines of the text's head have it, because a
-traceback's numbered frames look the same. A line without prefix continues the rank before it; lines of the launcher
-and the scheduler belong to nobody.
+traceback's numbered frames look the same. A bare ``[3]:`` numbers the failures of torchrun's summary. A line without
+prefix continues the rank before it; lines of the launcher and the scheduler belong to nobody.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OVERLAP_CHARS = 256
 HEAD_LINES = 200  # looked at to find out whether srun labelled the lines
 LABELLED_SHARE_MIN = 0.5
 
-_PREFIX = re.compile(r"\[(?:rank|default)?(?P<rank>\d{1,7})\](?::|(?=:?\s))\s?")
+_PREFIX = re.compile(r"\[(?:rank|default)?(?P<rank>\d{1,7})\](?::|(?=\s))\s?(?=\S)")
 _SRUN_LABEL = re.compile(r"\s{0,6}(?P<rank>\d{1,7}): ")
 _NOBODY = re.compile(
     r"(?:srun|slurmstepd|salloc|sbatch|mpirun|prterun|torchrun)\b|[WEI]\d{4} .{0,60}torch/distributed/elastic"

@@ -150,14 +150,14 @@ EXCEPTION_RULES = (
     ),
     Rule(
         "program.exception",
-        rf"(?:^|[\s.:\]])\w*(?:{BUILTIN})\b(?:: |:$|$|\()",
+        rf"(?:^|[\s.:\]'\"])\w*(?:{BUILTIN})\b(?:: |:$|$|\()",
         Severity.FATAL, Scope.JOB, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "an error of the program or its data: restarting repeats it", PYTHON,
         "[rank2]: KeyError: 'labels'",
     ),
     Rule(
         "program.other-exception",
-        r"(?:^|[\s.:\]])[A-Za-z_][\w.]*(?:Error|Exception|Fault|Failure)\b(?:: |:$|$)",
+        r"(?:^|[\s.:\]'\"])[A-Za-z_][\w.]*(?:Error|Exception|Fault|Failure)\b(?:: |:$|$)",
         Severity.SEV2, Scope.PROCESS, Category.OTHER_SOFTWARE, Strength.EXCEPTION,
         "an exception that no rule knows: the paper's other software errors", "Unicron, table of error severities",
         "mylib.StrangeError: the moon was full",
