@@ -26,6 +26,7 @@ SUMMARY_LINES = 5  # of torchrun's summary of a rank
 TEXT_CHARS_MAX = 400  # kept of a line
 
 _ALSO = re.compile("xid|nvswitch|enqueued|workn|shape|local_rank")  # read here, not by rules
+_COUNTED = ("nqueued", "WorkNCCL(", "FingerPrint(", " shape")  # a line with one may say how far a rank is
 _SUMMARY = re.compile(r"\s*rank\s*: (?P<rank>\d+) \(local_rank: ")
 _ENQUEUED = re.compile(
     r"(?:(?P<group>[\w\-.]+)[ :]+)?enqueued[= ](?P<enqueued>\d+)[ ,;]+completed[= ](?P<completed>\d+)|"
@@ -57,6 +58,7 @@ class Reader:
         self.num_lines = 0
         self._known = known
         self._rules = rules
+        self._index = literals.WordIndex(rule.words for rule in rules)
         self._shapes: dict[str, tuple[Rule, ...] | None] = {}
 
     def read(self, rank: str, text: str) -> None:
@@ -81,7 +83,7 @@ class Reader:
         entry.last = line
         if entry.about_lines:
             entry.about_lines -= 1
-        rules = self._rules_of(line)
+        rules = self.rules_of(line)
         if rules is not None:
             self._ask(entry, rank, line, rules)
 
@@ -92,13 +94,14 @@ class Reader:
             entry = self.ranks.setdefault(rank, RankText())
         return entry
 
-    def _rules_of(self, line: str) -> tuple[Rule, ...] | None:
+    def rules_of(self, line: str) -> tuple[Rule, ...] | None:
         """The rules that this line could meet; None: it has nothing for anybody."""
         shape = literals.shape(line)
         if shape in self._shapes:
             return self._shapes[shape]
         low = shape.lower()
-        found = tuple(rule for rule in self._rules if rule.could_meet(shape, low))
+        likely = (self._rules[position] for position in self._index.find(low))
+        found = tuple(rule for rule in likely if rule.shape_regex is None or rule.shape_regex.search(shape))
         result = found if found or _ALSO.search(low) else None
         if len(shape) <= SHAPE_CHARS_MAX:
             if len(self._shapes) >= SHAPES_MAX:
@@ -115,7 +118,7 @@ class Reader:
             entry.about, entry.about_lines = summary["rank"], SUMMARY_LINES
         about = entry.about if entry.about_lines else ""
         finding = _hardware(line)
-        if finding is None:
+        if finding is None and rules:
             rule, found = best_rule(line, rules)
             if rule is not None and found is not None:
                 groups = found.groupdict()
@@ -124,10 +127,14 @@ class Reader:
                     rule.name, rule.severity, rule.scope, rule.category, rule.strength, rule.reason,
                     is_mutual=rule.is_mutual, peer=groups.get("peer") or "",
                 )  # fmt: skip
+        is_counted = any(word in line for word in _COUNTED)
+        if finding is None and not is_counted:
+            return
         named = about or (lines.speaker(line) if rank == "" else "")
         if named and (self._known is None or named in self._known):
             rank, entry = named, self._entry(named)
-        _note_progress(entry, line)
+        if is_counted:
+            _note_progress(entry, line)
         if finding is not None:
             self._keep(entry, rank, line, number, finding)
 

@@ -163,7 +163,7 @@ def _behind(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis
     if len(ranks.keys() - {""}) < 2:
         return None
     waiting = {f.rank for f in findings if f.strength in (Strength.ECHO, Strength.WITNESS)}
-    recorded = {rank for rank, entry in ranks.items() if entry.progress}
+    recorded = {rank for rank, entry in ranks.items() if rank and entry.progress}
     idle = (recorded | {f.rank for f in findings if f.rule == "watchdog.idle"}) - waiting
     if idle and waiting and len(idle) <= ROOTS_SHARE_MAX * len(ranks):
         reason = "all others have a collective pending and this rank has none"
@@ -199,7 +199,7 @@ def _laggards(ranks: Mapping[str, RankText]) -> list[str]:
     """
     groups: dict[str, dict[str, Progress]] = {}
     for rank, entry in ranks.items():
-        for group, progress in entry.progress.items():
+        for group, progress in entry.progress.items() if rank else ():
             groups.setdefault(group, {})[rank] = progress
     late: set[str] = set()
     for members in groups.values():

@@ -93,12 +93,6 @@ class Rule(msgspec.Struct, frozen=True, dict=True):
         pattern = literals.same_digits(self.pattern)
         return None if pattern is None else re.compile(pattern, re.ASCII)
 
-    def could_meet(self, shape: str, low: str) -> bool:
-        """Could a line of this shape match? `low` is the shape in lower case."""
-        if self.words is not None and not any(word in low for word in self.words):
-            return False
-        return self.shape_regex is None or self.shape_regex.search(shape) is not None
-
 
 class Family(msgspec.Struct, frozen=True):
     """Rules of one kind of speaker."""
