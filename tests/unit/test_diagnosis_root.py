@@ -15,6 +15,8 @@ ABORTED = "Signal 6 (SIGABRT) received by PID 1"
 NO_ACK = "NET/IB : Got completion from peer 10.0.0.13<36315> with status=12 opcode=0 len=32696 vendor err 129 (Send)"
 UNIQUE_ID = "[{}] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key"
 MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+CLOSED = "socketProgress: Connection closed by remote peer n7<41210>"
+STACK = 'File "torch/distributed/distributed_c10d.py", line 2051 in all_reduce'
 
 
 def late(number: int, op: str = "ALLREDUCE", size: int = 4, group: str = "") -> str:
@@ -74,6 +76,16 @@ CAUSES = {
             "from 0x0 (None) to 0x4 (Drain and Reset)",
         },
     ),
+    "a kernel's line is about who died of it": (
+        "3", "SEV2 process", {"dmesg": "Out of memory: Killed process 7 (python)", "3": "exitcode  : -9 (pid: 3)",
+        "0": ""}
+    ),
+    "srun's line is about its task": (
+        "4", "SEV2 process", {"srun": "srun: error: n1: task 4: Segmentation fault", "0": late(90), "4": ""}
+    ),
+    "torch compared the ranks": (
+        "1", "SEV2 process", {"0": "[1] finished collective #8, but didn't join collective #9", "1": "iteration 7"}
+    ),
     "who spoke first": (
         "1", "SEV2 process",
         {"0": "2026-01-01 10:00:05 CUDA error: illegal memory access",
@@ -89,6 +101,12 @@ BEHIND = {
     "the same number everywhere": (None, "SEV3 job", {"0": late(90), "1": late(90)}),
     "who is named by all": (
         "0", "SEV2 process", {"0": "starting", "1": UNIQUE_ID.format(1), "2": UNIQUE_ID.format(2)}
+    ),
+    "the host that all name": (
+        "n7", "SEV2 process", {"n1": CLOSED, "n2": CLOSED, "n7": ""}
+    ),
+    "whose stack is not in a collective": (
+        "2", "SEV2 process", {"0": STACK, "1": STACK, "2": 'File "data.py", line 7 in decode'}
     ),
     "who does not wait": ("2", "SEV2 process", {"0": late(90), "1": late(90), "2": "iteration 7"}),
     "who saves": ("0", "SEV2 storage", {"0": "saving checkpoint at iteration 500", "7": late(90)}),
@@ -116,6 +134,9 @@ NOBODY = {
     "the pair, not the speaker": (None, "SEV3 link", {"0": NO_ACK, "7": NO_ACK}),
     "a mismatch is everybody's": (
         None, "FATAL job", {"0": "RuntimeError: Detected mismatch between collectives on ranks.", "1": late(90)}
+    ),
+    "a kernel's line without a victim": (
+        None, "SEV2 process", {"dmesg": "Out of memory: Killed process 7 (python)", "0": late(90)}
     ),
     "the clock of a kernel is its own": (
         None, "SEV2 process",

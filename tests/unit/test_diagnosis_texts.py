@@ -387,6 +387,267 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
             "rate: 1.0E-4 | lm loss: 3.2"),
         ),
     ],
+    "more": [
+        ("FATAL job other_cuda", "RuntimeError: Triton Error [CUDA]: device kernel image is invalid"),
+        (
+            "FATAL job other_cuda",
+            (
+                "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 135200, "
+                "Hardware limit: 101376."
+            ),
+        ),
+        ("FATAL job other_software", "RuntimeError: FlashAttention only supports Ampere GPUs or newer."),
+        ("FATAL job other_cuda", "RuntimeError: CUDA error: operation not permitted when stream is capturing"),
+        (
+            "SEV2 process illegal_memory",
+            (
+                "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+            ),
+        ),
+        ("SEV2 process other_cuda", "RuntimeError: CUDA driver error: unknown error"),
+        ("SEV1 gpu gpu_driver", "NVML: GPU is lost"),
+        ("SEV1 node gpu_driver", "Failed to initialize NVML: GPU access blocked by the operating system"),
+        (
+            "SEV2 process gpu_driver",
+            (
+                "RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "
+                "\"../c10/cuda/CUDACachingAllocator.cpp\":1154, please report a bug to PyTorch."
+            ),
+        ),
+        (
+            "SEV1 node gpu_driver",
+            (
+                "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions "
+                "before calling NumCudaDevices() that might have already set an error? Error 802: system "
+                "not yet initialized"
+            ),
+        ),
+        (
+            "SEV1 gpu gpu_driver",
+            (
+                "nvidia-smi: Unable to determine the device handle for GPU0000:CB:00.0: GPU is lost.  "
+                "Reboot the system to recover this GPU"
+            ),
+        ),
+        (
+            "FATAL job other_cuda",
+            (
+                "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 79.35 "
+                "GiB total capacity; 77.53 GiB already allocated)"
+            ),
+        ),
+        ("SEV2 process other_cuda", "CUDA error 719 at kernel.cu:33"),
+        ("SEV2 process other_cuda", "RuntimeError: CUDA error: invalid resource handle"),
+        (
+            "SEV3 link other_network",
+            (
+                "UCX  ERROR Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)"
+            ),
+        ),
+        (
+            "SEV1 node other_network",
+            (
+                "NET/OFI Unable to register memory (type = 2) for device 0. RC: -12, Error: Cannot allocate "
+                "memory"
+            ),
+        ),
+        (
+            "SEV3 link other_network",
+            (
+                "NET/OFI Request 0x7 completed with error. RC: 16. Error: 4107 (Unknown error). Completed "
+                "length: 0"
+            ),
+        ),
+        ("SEV3 link conn_refused_reset", "NCCL INFO Call to connect returned Connection refused, retrying"),
+        (
+            "SEV3 link conn_refused_reset",
+            (
+                "misc/socket.cc:456 NCCL WARN Net : Connect to 10.0.0.1<1234> failed : No route to host"
+            ),
+        ),
+        ("FATAL job other_software", "NET/Socket : message truncated : receiving 100 bytes instead of 50"),
+        (
+            "SEV2 process exited_abnormally",
+            (
+                "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal "
+                "SIGKILL"
+            ),
+        ),
+        ("SEV2 process exited_abnormally", "Bus error (core dumped)"),
+        ("SEV2 process exited_abnormally", "double free or corruption (!prev)"),
+        ("SEV2 process exited_abnormally", "slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2024-01-01T00:00:00 ***"),
+        (
+            "SEV1 node lost_connection",
+            (
+                "srun: error: Task launch for StepId=5.0 failed on node n3: Communication connection "
+                "failure"
+            ),
+        ),
+        ("SEV1 node lost_connection", "slurmctld: error: Nodes gpu-12 not responding, setting DOWN"),
+        ("SEV1 node none", "update_node: node gpu-7 reason set to: Prolog error"),
+        ("SEV1 node none", "update_node: node gpu-7 reason set to: Kill task failed"),
+        ("SEV1 node lost_connection", "Node gpu-3 status is now: NodeNotReady"),
+        ("SEV2 job none", "Preempted by preemptor/high-prio"),
+        ("SEV3 process other_network", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"),
+        ("FATAL storage other_software", "EOFError: Ran out of input"),
+        ("FATAL job other_software", "OSError: [Errno 24] Too many open files"),
+        ("SEV1 node none", "OSError: [Errno 30] Read-only file system: '/local/ckpt'"),
+        ("SEV2 storage other_software", "OSError: [Errno 5] Input/output error: '/lustre/ckpt'"),
+        ("SEV3 storage other_network", "google.api_core.exceptions.ServiceUnavailable: 503 GET"),
+        ("SEV3 storage other_network", "azure.core.exceptions.HttpResponseError: ServerBusy 503"),
+        (
+            "SEV3 storage other_network",
+            (
+                "botocore.exceptions.ConnectTimeoutError: Connect timeout on endpoint URL: \"s3\""
+            ),
+        ),
+        ("FATAL job other_software", "botocore.exceptions.NoCredentialsError: Unable to locate credentials"),
+        (
+            "INFO job other_software",
+            (
+                "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768"
+            ),
+        ),
+        (
+            "INFO job other_software",
+            (
+                "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 16384.0"
+            ),
+        ),
+        (
+            "SEV1 link nvlink",
+            (
+                "[ERROR] [tid 12727] detected NVSwitch fatal error 20034 on fid 0 on NVSwitch pci bus id "
+                "00000000:86:00.0 physical id 3 port 33"
+            ),
+        ),
+        (
+            "INFO process none",
+            (
+                "[ERROR] request to query NVSwitch device information from NVSwitch driver failed with "
+                "error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]"
+            ),
+        ),
+        ("SEV1 node gpu_driver", "nv-fabricmanager: Aborting fabric manager"),
+        (
+            "FATAL job other_software",
+            (
+                "RuntimeError: The size of tensor a (128) must match the size of tensor b (64) at "
+                "non-singleton dimension 1"
+            ),
+        ),
+        (
+            "FATAL job other_software",
+            (
+                "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"
+            ),
+        ),
+        (
+            "FATAL job other_software",
+            (
+                "RuntimeError: Given groups=1, weight of size [64, 3, 7, 7], expected input[1, 1, 224, 224] "
+                "to have 3 channels, but got 1 channels instead"
+            ),
+        ),
+        ("FATAL job other_software", "RuntimeError: Trying to backward through the graph a second time"),
+        ("FATAL job other_software", "pydantic.error_wrappers.ValidationError: 1 validation error for Config"),
+        (
+            "FATAL job other_software",
+            (
+                "RuntimeError: a leaf Variable that requires grad is being used in an in-place operation."
+            ),
+        ),
+        ("FATAL job other_software", "yaml.scanner.ScannerError: mapping values are not allowed here"),
+        ("FATAL job other_software", "hydra.errors.ConfigCompositionException: Could not override 'x'"),
+        ("FATAL job other_software", "RuntimeError: world_size (16) is not divisible by 3"),
+        ("FATAL job other_software", "huggingface_hub.utils._errors.RepositoryNotFoundError: 401 Client Error"),
+        (
+            "FATAL job other_software",
+            (
+                "datasets.exceptions.DatasetNotFoundError: Dataset 'x' doesn't exist on the Hub"
+            ),
+        ),
+        (
+            "SEV3 storage other_network",
+            (
+                "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='x', port=443): Read timed out. "
+                "(read timeout=10)"
+            ),
+        ),
+        (
+            "SEV3 process conn_refused_reset",
+            (
+                "[E socket.cpp:957] [c10d] The client socket has timed out after 60000ms while trying to "
+                "connect to (10.0.0.1, 29500)."
+            ),
+        ),
+        (
+            "SEV3 process other_network",
+            (
+                "RuntimeError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via "
+                "c10d key-value store by key '0', but store->get('0') got error: Broken pipe"
+            ),
+        ),
+        (
+            "SEV2 process task_hang",
+            (
+                "[rank5]:[F ProcessGroupNCCL.cpp:1224] [PG 0 Rank 5] [PG 0 Rank 5] ProcessGroupNCCL's "
+                "watchdog got stuck for 480 seconds without making progress in monitoring enqueued "
+                "collectives. This typically indicates a NCCL/CUDA API hang"
+            ),
+        ),
+        (
+            "SEV3 job nccl_timeout",
+            (
+                "[rank5]:[E ProcessGroupNCCL.cpp:1282] [PG 0 (default_pg) Rank 5] First PG on this rank to "
+                "signal dumping."
+            ),
+        ),
+        (
+            "SEV3 process conn_refused_reset",
+            (
+                "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error "
+                "[10.0.0.1]:4242: Connection reset by peer"
+            ),
+        ),
+        (
+            "SEV1 node none",
+            (
+                "EXT4-fs error (device nvme0n1p2): ext4_find_entry:1455: inode #2: comm python: reading "
+                "directory lblock 0"
+            ),
+        ),
+        ("SEV1 node none", "sd 0:0:0:0: [sda] tag#0 Sense Key : Medium Error [current]"),
+        ("SEV1 node none", "nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10"),
+        ("SEV1 node none", "[Hardware Error]: Uncorrected hardware memory error in user-access at 7f00"),
+        ("SEV1 node none", "pcieport 0000:16:01.0: DPC: containment event, status:0x1f01 source:0x0000"),
+        ("SEV1 node gpu_driver", "rcu: INFO: rcu_sched self-detected stall on CPU"),
+        ("SEV3 link link_flapping", "bond0: link status definitely down for interface eth0, disabling it"),
+        ("SEV3 link link_flapping", "mlx5_core 0000:16:00.1 ens1f1: Link down"),
+        ("INFO link none", "mlx5_core 0000:16:00.1 ens1f1: Link up"),
+        (
+            "SEV2 process exited_abnormally",
+            (
+                " "
+                "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,task=python,pid=1,uid=1"
+            ),
+        ),
+        (
+            "SEV2 process exited_abnormally",
+            (
+                "traps: python[1234] general protection fault ip:7f00 sp:7ffe error:0 in "
+                "libc.so.6[7f00+1000]"
+            ),
+        ),
+        (
+            "SEV2 process exited_abnormally",
+            (
+                "python3[5]: segfault at 10 ip 00007f sp 00007f error 4 in libcuda.so.535[7f+1]"
+            ),
+        ),
+        ("SEV2 gpu other_software", "Unexpected result nan on rank 3 at iteration 100"),
+        ("FATAL job other_software", "loss became nan at step 1200"),
+    ],
 }
 
 

@@ -8,6 +8,7 @@ facts and a count; ranks, shapes, groups and collectives have a maximum.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterable
 
@@ -28,10 +29,21 @@ TEXT_CHARS_MAX = 400  # kept of a line
 _ALSO = re.compile("xid|nvswitch|enqueued|workn|shape|local_rank")  # read here, not by rules
 _COUNTED = ("nqueued", "WorkNCCL(", "FingerPrint(", " shape")  # a line with one may say how far a rank is
 _SUMMARY = re.compile(r"\s*rank\s*: (?P<rank>\d+) \(local_rank: ")
+_PEER = re.compile(r"\bpeer (?P<host>[\w.-]{1,80})<\d+>")
+_TASK = re.compile(r"\bsrun: error: [\w.-]{1,80}: task (?P<rank>\d{1,7}): ")
 _ENQUEUED = re.compile(
     r"(?:(?P<group>[\w\-.]+)[ :]+)?enqueued[= ](?P<enqueued>\d+)[ ,;]+completed[= ](?P<completed>\d+)|"
     r"last enqueued (?:NCCL )?work: (?P<enqueued2>\d+), last completed (?:NCCL )?work: (?P<completed2>\d+)"
 )
+
+
+def _index(rules: tuple[Rule, ...]) -> literals.WordIndex:
+    return literals.WordIndex(rule.words for rule in rules)
+
+
+@functools.cache
+def _index_of_all() -> literals.WordIndex:
+    return _index(RULES)
 
 
 class RankText(msgspec.Struct):
@@ -58,7 +70,7 @@ class Reader:
         self.num_lines = 0
         self._known = known
         self._rules = rules
-        self._index = literals.WordIndex(rule.words for rule in rules)
+        self._index = _index_of_all() if rules is RULES else _index(rules)
         self._shapes: dict[str, tuple[Rule, ...] | None] = {}
 
     def read(self, rank: str, text: str) -> None:
@@ -122,10 +134,10 @@ class Reader:
             rule, found = best_rule(line, rules)
             if rule is not None and found is not None:
                 groups = found.groupdict()
-                about = groups.get("rank") or about
+                about = groups.get("rank") or groups.get("rank2") or _task_of(line) or about
                 finding = Finding(
                     rule.name, rule.severity, rule.scope, rule.category, rule.strength, rule.reason,
-                    is_mutual=rule.is_mutual, peer=groups.get("peer") or "",
+                    is_mutual=rule.is_mutual, peer=groups.get("peer") or _peer_of(line),
                 )  # fmt: skip
         is_counted = any(word in line for word in _COUNTED)
         if finding is None and not is_counted:
@@ -165,6 +177,18 @@ def best_rule(line: str, rules: Iterable[Rule]) -> tuple[Rule | None, re.Match[s
             if rule.is_final:
                 break
     return best, match
+
+
+def _peer_of(line: str) -> str:
+    """The host that NCCL names as the other end: ``peer node-7<41210>``."""
+    found = _PEER.search(line) if "peer" in line else None
+    return found["host"] if found else ""
+
+
+def _task_of(line: str) -> str:
+    """The rank that srun's line is about: ``srun: error: node-1: task 4: Killed``."""
+    found = _TASK.search(line) if "task " in line else None
+    return found["rank"] if found else ""
 
 
 def _hardware(line: str) -> Finding | None:

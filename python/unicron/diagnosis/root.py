@@ -28,6 +28,11 @@ EVIDENCE_MAX = 64
 ROOTS_SHARE_MAX = 0.5  # more ranks than this share behind are no root: the others are ahead
 
 _ORDER = {rule.name: index for index, rule in enumerate(RULES)}
+# Logs that speak of others; never a suspect themselves.
+_SOURCES = re.compile(
+    r"(?i)(?:dmesg|kernel|kern|syslog|journal\w*|slurm\w*|srun|scheduler|controller|launcher|torchrun|"
+    r"agent|system|all)(?:\.log)?"
+)
 _SHARED_SCOPES = (Scope.JOB, Scope.STORAGE)
 NOTHING = Diagnosis(Severity.INFO, Scope.PROCESS, Category.NONE, "no rule knows anything in this text")
 
@@ -100,6 +105,8 @@ def _weighed(ranks: Mapping[str, RankText]) -> Iterable[Finding]:
 def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis:
     roots = sorted({finding.rank for finding in strongest})
     best = strongest[0] if len(roots) == 1 else _commonest(strongest)
+    if len(roots) == 1 and _SOURCES.fullmatch(roots[0]):
+        return _diagnosis(best, _victim(findings), findings, best.reason)
     if len(roots) == 1:
         best = _with_verdict(best, findings)
         # A process that gave up is a root only beside others that did not.
@@ -107,11 +114,18 @@ def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str
         return _diagnosis(best, (is_known and roots[0]) or None, findings, best.reason)
     if best.scope in _SHARED_SCOPES and _is_shared(best, strongest, roots):
         return _diagnosis(best, None, findings, f"{best.reason} (the same on {len(roots)} ranks: no rank is to blame)")
-    root = _most_evidence(roots, findings) or _first(strongest)
+    suspects = [rank for rank in roots if not _SOURCES.fullmatch(rank)] or roots
+    root = _most_evidence(suspects, findings) or _first([f for f in strongest if f.rank in suspects])
     if root is None:
         return _diagnosis(best, None, findings, f"{best.reason} (on {len(roots)} ranks, none known to be the first)")
     best = _with_verdict(next(f for f in strongest if f.rank == root), findings)
     return _diagnosis(best, root, findings, best.reason)
+
+
+def _victim(findings: list[Finding]) -> str | None:
+    """Whom a cause befell that a log of nobody's tells of (dmesg, scheduler): the one rank that died of something."""
+    died = {f.rank for f in findings if f.strength >= Strength.ABORT and not _SOURCES.fullmatch(f.rank)}
+    return died.pop() or None if len(died) == 1 else None
 
 
 def _is_shared(best: Finding, strongest: list[Finding], roots: list[str]) -> bool:

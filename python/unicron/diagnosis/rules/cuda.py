@@ -110,7 +110,8 @@ RULES = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     ),
     Rule(
-        "cuda.wrong-build", r"(?i)no kernel image is available|cudaErrorNoKernelImageForDevice|"
+        "cuda.wrong-build", r"(?i)no kernel image is available|kernel image is invalid|PTX codegen error|"
+        r"out of resource: shared memory|cudaErrorNoKernelImageForDevice|"
         "invalid device function|"
         r"cudaErrorInvalidDeviceFunction|unsupported toolchain|the provided PTX was compiled|named symbol not found|"
         r"CUDA_ERROR_NO_BINARY_FOR_GPU|CUDA_ERROR_INVALID_PTX|not compiled with CUDA enabled|invalid device symbol|"
@@ -120,7 +121,8 @@ RULES = (
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
     ),
     Rule(
-        "cuda.wrong-use", r"(?i)invalid device ordinal|cudaErrorInvalidDevice\b|invalid configuration argument|"
+        "cuda.wrong-use", r"(?i)invalid device ordinal|stream is capturing|graph capture encountered|"
+        "cudaErrorInvalidDevice\b|invalid configuration argument|"
         r"cudaErrorInvalidConfiguration|CUDA error: invalid argument|cudaErrorInvalidValue|"
         r"too many resources requested|"
         r"cudaErrorLaunchOutOfResources|re-initialize CUDA in forked subprocess|peer access is not supported|"
@@ -180,7 +182,8 @@ RULES = (
     ),
     Rule(
         "cuda.initialization",
-        r"(?i)CUDA initialization|cudaErrorInitializationError|CUDA error: initialization error|"
+        r"(?i)CUDA initialization|NVML_SUCCESS == r|CUDA call failed lazily|cudaErrorInitializationError|"
+        r"CUDA error: initialization error|"
         r"CUDA unknown error|cudaErrorUnknown|CUDA_ERROR_UNKNOWN|CUDA driver initialization failed|"
         + numbered("3|30|999"),
         Severity.SEV2, Scope.PROCESS, Category.GPU_DRIVER, Strength.CAUSE,

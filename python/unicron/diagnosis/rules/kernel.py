@@ -22,6 +22,21 @@ RULES = (
         "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
     ),
     Rule(
+        "kernel.fabric-query", r"NV_WARN_NOTHING_TO_DO",
+        Severity.INFO, Scope.PROCESS, Category.NONE, Strength.NOISE,
+        "the fabric manager asked for what is done already", "NVIDIA Fabric Manager",
+        "[ERROR] request to query NVSwitch failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]",
+        is_final=True,
+    ),
+    Rule(
+        "kernel.fabric-manager",
+        r"(?i)aborting fabric manager|fabric ?manager.{0,60}(?:failed to (?:start|initialize|find|config)|"
+        r"exited|crashed)",
+        Severity.SEV1, Scope.NODE, Category.GPU_DRIVER, Strength.HARDWARE,
+        "the fabric manager of this node ended: its NVLinks cannot be used", "NVIDIA Fabric Manager",
+        "nvidia-fabricmanager: failed to initialize fabric manager",
+    ),
+    Rule(
         "kernel.driver-init",
         r"(?i)RmInitAdapter failed|rm_init_adapter failed|nvidia.{0,40}probe.{0,40}failed|"
         r"GSP (?:RM )?.{0,20}(?:heartbeat|lockdown|fail)|kgsp\w*.{0,40}fail|nvidia-modprobe.{0,40}fail|"
@@ -120,7 +135,8 @@ RULES = (
     Rule(
         "kernel.link-down",
         r"(?i)(?:mlx[45]\w*|bnxt\w*|i40e|ice|ixgbe|ena|eth\w+|ib\d+|rdma|roce|infiniband|bond\w*).{0,80}"
-        r"(?:Link (?:is )?DOWN|link down|NIC Link is Down|port (?:is )?down|carrier lost|loses? carrier)|"
+        r"(?:Link (?:is )?DOWN|link down|link status definitely down|NIC Link is Down|port (?:is )?down|"
+        r"carrier lost|loses? carrier)|"
         r"NIC Link is Down|Link DOWN\b|link is flapping|link flap",
         Severity.SEV3, Scope.LINK, Category.LINK_FLAPPING, Strength.LINK,
         "a network link of this node went down: it may come back", LINUX,
@@ -148,7 +164,7 @@ RULES = (
         r"(?i)mlx[45].{0,100}(?:health (?:compromised|poll failed|recovery)|device's health|"
         r"(?<!non-)fatal (?:error|reporter)|assert_var|unhealthy|"
         r"will cause (?:a leak|leak)|cmd.{0,20}timeout|wait_func|reset flow|firmware.{0,30}(?:error|"
-        r"not respond)|synd)|NETDEV WATCHDOG|transmit queue \d+ timed out|"
+        r"not respond)|syndrome)|NETDEV WATCHDOG|transmit queue \d+ timed out|"
         r"bnxt_en.{0,60}(?:Firmware|fatal)",
         Severity.SEV1, Scope.NODE, Category.OTHER_NETWORK, Strength.HARDWARE,
         "the network adapter of this node does not answer or reports an error of its own", LINUX,

@@ -53,10 +53,31 @@ WATCHDOG_RULES = (
     Rule(
         "watchdog.waiting",
         r"\[?Rank \d+\]? found key in store|received dump signal|To avoid data inconsistency|dumping debug info|"
+        r"signal dumping|"
         r"FlightRecorder (?:dump|detected)|Timeout waiting for.{0,40}barrier|monitoredBarrier",
         Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
         "this rank was told that another one timed out", WATCHDOG,
         "[Rank 2] found key in store: pg_default:dead, from rank: 0, going to dump debug info",
+    ),
+    Rule(
+        "watchdog.desync",
+        r"\[(?P<rank>\d+)[\d, -]*\] (?:finished collective #\d+, but didn't join|"
+        r"joined but didn't finish collective)|"
+        r"\bRanks? (?P<rank2>\d+)[\d, ]* failed to pass monitoredBarrier",
+        Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.CAUSE,
+        "torch compared the ranks and says who lags", "torch TraceUtils.h (desync debug), ProcessGroupGloo.cpp",
+        "  - [1] finished collective #8, but didn't join collective #9 (count from 1)",
+    ),
+    Rule(
+        "watchdog.stack",
+        r"(?:distributed_c10d\.py|torch/distributed).{0,80}\bin (?:all_?reduce|all_?gather\w*|"
+        r"reduce_?scatter\w*|broadcast\w*|"
+        r"barrier|monitored_barrier|all_to_all\w*|recv|send|wait)\b|"
+        r"(?i:(?:stuck|waiting|blocked|hangs?) (?:in|at|for) .{0,40}(?:all_?reduce|all_?gather|barrier|"
+        r"collective|nccl))",
+        Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
+        "a stack inside a collective: this rank waits", "faulthandler, py-spy",
+        '  File "torch/distributed/distributed_c10d.py", line 2051 in all_reduce',
     ),
     Rule(
         "watchdog.pending",
@@ -93,7 +114,8 @@ NETWORK_RULES = (
     ),
     Rule(
         "nccl.no-ack",
-        r"(?i)(?:status|with error)[= ]*(?:\w+\()?1[23]\b|vendor[_ ]err(?:or)?[ =]129|IBV_WC_RETRY_EXC_ERR|"
+        r"(?i)(?:retry|retry count) exceeded|(?:status|with error)[= ]*(?:\w+\()?1[23]\b|"
+        r"vendor[_ ]err(?:or)?[ =]129|IBV_WC_RETRY_EXC_ERR|"
         r"transport retry counter exceeded|"
         r"retry counter exceeded|RNR retry",
         Severity.SEV3, Scope.LINK, Category.OTHER_NETWORK, Strength.WITNESS,
@@ -148,8 +170,9 @@ NETWORK_RULES = (
     ),
     Rule(
         "nccl.adapter-resources",
-        r"(?i)ibv_(?:reg_mr\w*|create_cq|create_qp|alloc_pd|reg_dmabuf_mr|open_device)\b.{0,40}failed|memlock",
-        Severity.SEV1, Scope.NODE, Category.OTHER_NETWORK, Strength.CAUSE,
+        r"(?i)ibv_(?:reg_mr\w*|create_cq|create_qp|alloc_pd|reg_dmabuf_mr|open_device)\b.{0,40}failed|memlock|"
+        r"NET/OFI.{0,40}(?:Unable to register memory|Couldn't open)",
+        Severity.SEV1, Scope.NODE, Category.OTHER_NETWORK, Strength.HARDWARE,
         "the adapter of this node gives no more resources (memlock limit, adapter limit): it stays so; all nodes: "
         "configuration", VERBS,
         "misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
@@ -218,8 +241,7 @@ USE_RULES = (
     Rule(
         "nccl.mismatch",
         r"(?i)mismatched collective|message truncated|collective mismatch|Detected mismatch between collectives|"
-        r"collectives? (?:fingerprint|differ)|mismatched? NCCL version|NCCL version mismatch|Mismatched (?:rank|"
-        r"nranks)|"
+        r"collectives? (?:fingerprint|differ)|mismatched? NCCL version|NCCL version mismatch|Mismatched n?rank\b|"
         r"NCCL library is (?:too old|not backwards)|compiled with too old version of NCCL|"
         r"all ranks must have identical",
         Severity.FATAL, Scope.JOB, Category.OTHER_SOFTWARE, Strength.CAUSE,

@@ -29,6 +29,23 @@ SCHEDULER_RULES = (
         "slurmstepd: error: *** JOB 77 ON node-3 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE ***",
     ),
     Rule(
+        "process.node-unfit",
+        r"(?i)(?:prolog|epilog)\w* (?:error|fail\w*|timed? ?out)|kill task failed|Low RealMemory|"
+        r"node configuration differs|"
+        r"NHC:.{0,80}(?:fail|drain)|health ?check.{0,40}(?:failed|drain)|reason set to: (?!none)",
+        Severity.SEV1, Scope.NODE, Category.NONE, Strength.HARDWARE,
+        "the scheduler or its checks found the node unfit", SLURM,
+        "update_node: node n3 reason set to: Kill task failed",
+    ),
+    Rule(
+        "process.controller-away",
+        r"(?i)unable to contact slurm controller|slurm_\w+(?: error)?:.{0,60}(?:timed out|connect failure)|"
+        r"munge.{0,60}(?:error|fail)",
+        Severity.SEV3, Scope.PROCESS, Category.OTHER_NETWORK, Strength.ECHO,
+        "the scheduler does not answer: ask again", SLURM,
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+    ),
+    Rule(
         "process.time-limit",
         r"(?i)DUE TO TIME LIMIT|DUE TO PREEMPTION|TIMEOUT \*\*\*|PREEMPTED|DeadlineExceeded|Preempting|"
         r"spot (?:instance )?interruption|time limit (?:reached|exceeded)|SIGUSR[12].{0,60}(?:time|preempt|"
@@ -55,7 +72,7 @@ SCHEDULER_RULES = (
     ),
     Rule(
         "process.out-of-memory",
-        r"(?i)oom.?kill|task (?P<rank>\d+): Out Of Memory|Exceeded (?:job|step) memory limit|OUT_OF_MEMORY|"
+        r"(?i)oom.?kill|task \d+: Out Of Memory|Exceeded (?:job|step) memory limit|OUT_OF_MEMORY|"
         r"OUT_OF_ME\+|"
         r"oom_kill event|OOMKilled|killed.{0,40}out of memory|memory cgroup out of memory|out of memory: killed|"
         r"exceeded memory limit|(?:killed|terminated) by the (?:linux )?oom|some of the step tasks have been OOM",
@@ -108,7 +125,7 @@ END_RULES = (
     ),
     Rule(
         "process.shared-memory",
-        r"(?i)Bus error: nonexistent physical address|bus error.{0,80}core dumped|insufficient shared memory|"
+        r"(?i)Bus error: nonexistent physical address|insufficient shared memory|"
         r"unable to open shared memory|unable to (?:write to file|allocate shared memory).{0,40}(?:torch|shm)|"
         r"No space left on device.{0,60}/dev/shm|/dev/shm.{0,60}No space left|increase.{0,20}shm",
         Severity.FATAL, Scope.JOB, Category.EXITED_ABNORMALLY, Strength.CAUSE,
@@ -143,7 +160,7 @@ END_RULES = (
     Rule(
         "process.killed",
         r"(?i)SIGKILL|WTERMSIG 9\b|signal[: ]+9\b|exit ?code\s*[:=]?\s*\(?(?:-9|137)\b|"
-        r"task (?P<rank>\d+): Killed|(?:^|: |"
+        r"task \d+: Killed|(?:^|: |"
         r"\s)Killed$|"
         r"(?:was|is|been) killed by (?:signal|sigkill)|status=9/KILL|Killed by signal",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.DEATH,

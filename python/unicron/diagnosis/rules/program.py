@@ -64,6 +64,14 @@ NUMBER_RULES = (
         "local grad norm')",
     ),
     Rule(
+        "program.scale-reduced",
+        r"(?i)(?:gradient overflow|OVERFLOW!).{0,60}skipping step",
+        Severity.INFO, Scope.JOB, Category.OTHER_SOFTWARE, Strength.NOISE,
+        "dynamic loss scaling found its limit, as it does now and then", "apex, DeepSpeed",
+        "OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
+        is_final=True,
+    ),
+    Rule(
         "program.diverged",
         r"(?i)(?:lm loss|loss|grad(?:ient)? ?norm|perplexity)\s*[:=]\s*(?:nan|inf|-inf)\b|loss (?:is|became|"
         r"was) (?:nan|inf)|"
@@ -154,6 +162,17 @@ EXCEPTION_RULES = (
         Severity.FATAL, Scope.JOB, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "an error of the program or its data: restarting repeats it", PYTHON,
         "[rank2]: KeyError: 'labels'",
+    ),
+    Rule(
+        "program.complaint",
+        r"(?:Error|Exception)\b: .*(?i:expected|\bmust\b|\bshould\b|cannot|can't|only support|not supported|"
+        r"unsupported|"
+        r"not implemented|\brequires?\b|but got|doesn't exist|does not exist|could not (?:override|find|locate)|"
+        r"already been|"
+        r"is not defined|not callable|has no attribute|not allowed|no such option|is being used)",
+        Severity.FATAL, Scope.JOB, Category.OTHER_SOFTWARE, Strength.EXCEPTION,
+        "an exception that says what was wanted instead: code, data or configuration", PYTHON,
+        "RuntimeError: FlashAttention only supports Ampere GPUs or newer.",
     ),
     Rule(
         "program.other-exception",

@@ -36,12 +36,18 @@ RULES = (
         "RuntimeError: [enforce fail at inline_container.cc:300] . unexpected pos 64 vs 0",
     ),
     Rule(
+        "storage.torn-file", r"EOFError: Ran out of input",
+        Severity.FATAL, Scope.STORAGE, Category.OTHER_SOFTWARE, Strength.CAUSE,
+        "a file ends too early: the same file ends there the next time", "Python pickle",
+        "EOFError: Ran out of input",
+    ),
+    Rule(
         "storage.torn-checkpoint",
         r"(?i)PytorchStreamReader failed|failed finding central directory|invalid header or archive is corrupted|"
         r"unpickling stack underflow|pickle data was truncated|UnpicklingError|HeaderTooLarge|InvalidHeader|"
         r"MetadataIncompleteBuffer|"
         r"not a zip ?file|BadZipFile|checkpoint.{0,60}(?:corrupt|incomplete|truncated)|incomplete checkpoint|"
-        r"CheckpointException|checksum (?:mismatch|error)|crc (?:mismatch|error)",
+        r"checksum (?:mismatch|error)|crc (?:mismatch|error)",
         Severity.FATAL, Scope.STORAGE, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "a file is torn: the same file is torn the next time; take the checkpoint before it",
         "torch/serialization.py",
@@ -91,7 +97,8 @@ RULES = (
         r"ResponseStreamingError|"
         r"TooManyRequests|\(429\)|429 Client Error|ConnectionClosedError|s3.{0,80}(?:time.?out|timed out|"
         r"connection)|Throttling|"
-        r"gcs.{0,60}(?:timeout|unavailable)|curl.{0,60}(?:error|timed out)|aiohttp.{0,80}(?:Timeout|Disconnected)",
+        r"ServerBusy|OperationTimedOut|gcs.{0,60}(?:timeout|unavailable)|curl.{0,60}(?:error|timed out)|"
+        r"aiohttp.{0,80}(?:Timeout|Disconnected)",
         Severity.SEV3, Scope.STORAGE, Category.OTHER_NETWORK, Strength.CAUSE,
         "the object store was slow or away: try again", "S3 error responses, urllib3",
         "botocore.exceptions.ReadTimeoutError: Read timeout on endpoint URL: \"s3://bucket/key\" Read timed out.",
