@@ -30,7 +30,8 @@ def words(pattern: str) -> tuple[str, ...] | None:
     In lower case and with equal digits: to be looked for in ``shape(line).lower()``. Only for patterns compiled with
     re.ASCII, because without it (?i) pairs letters that lower() does not.
     """
-    found = _of_sequence(_parsed(pattern))
+    parsed = _parsed(pattern)
+    found = _of_sequence(parsed) if parsed is not None else None
     return None if found is None else tuple(sorted({shape(word.lower()) for word in found}))
 
 
@@ -91,7 +92,11 @@ def _rarest_trigram(word: str) -> str:
 
 
 def _parsed(pattern: str) -> Any:
-    return importlib.import_module("re._parser").parse(pattern, re.ASCII)
+    """The standard library's own tree; None under a Python that keeps it elsewhere: then every pattern is asked."""
+    try:
+        return importlib.import_module("re._parser").parse(pattern, re.ASCII)
+    except ModuleNotFoundError:
+        return None
 
 
 def _of_sequence(items: Iterable[Any]) -> set[str] | None:

@@ -28,7 +28,7 @@ TEXT_CHARS_MAX = 400  # kept of a line
 
 _ALSO = re.compile("xid|nvswitch|enqueued|workn|shape|local_rank")  # read here, not by rules
 _COUNTED = ("nqueued", "WorkNCCL(", "FingerPrint(", " shape")  # a line with one may say how far a rank is
-_SUMMARY = re.compile(r"\s*rank\s*: (?P<rank>\d+) \(local_rank: ")
+_SUMMARY = re.compile(r"\s*rank\s*: (?P<rank>\d{1,7}) \(local_rank: ")
 _PEER = re.compile(r"\bpeer (?P<host>[\w.-]{1,80})<\d+>")
 _TASK = re.compile(r"\bsrun: error: [\w.-]{1,80}: task (?P<rank>\d{1,7}): ")
 _ENQUEUED = re.compile(
@@ -53,7 +53,6 @@ class RankText(msgspec.Struct):
     progress: dict[str, Progress] = {}  # by process group
     collectives: dict[str, Collective] = {}  # that it waits in, by group and number
     num_lines: int = 0
-    last: str = ""  # its last line that is not empty, cut
     about: str = ""  # whom a launcher's summary speaks of
     about_lines: int = 0  # for so many lines more
 
@@ -83,21 +82,20 @@ class Reader:
     def read_unranked(self, rows: Iterable[str], *, labelled: bool = False) -> None:
         """Lines of many ranks with the prefixes of lines.py, or of one without any."""
         for rank, line in lines.ranked(rows, labelled=labelled):
-            self.feed(rank, line)
+            self.feed(rank, line, self.num_lines + 1)
 
-    def feed(self, rank: str, line: str) -> None:
-        """One line without its end, not longer than lines.LINE_CHARS_MAX."""
+    def feed(self, rank: str, line: str, number: int = 0) -> None:
+        """One line without its end, not longer than lines.LINE_CHARS_MAX. `number`: 0 counts the rank's own lines."""
         entry = self._entry(rank)
         entry.num_lines += 1
         self.num_lines += 1
         if not line or line.isspace():
             return
-        entry.last = line
         if entry.about_lines:
             entry.about_lines -= 1
         rules = self.rules_of(line)
         if rules is not None:
-            self._ask(entry, rank, line, rules)
+            self._ask(entry, rank, line, number or entry.num_lines, rules)
 
     def _entry(self, rank: str) -> RankText:
         entry = self.ranks.get(rank)
@@ -123,8 +121,7 @@ class Reader:
 
     # ---------------------------------------------------------------- one line
 
-    def _ask(self, entry: RankText, rank: str, line: str, rules: tuple[Rule, ...]) -> None:
-        number = entry.num_lines
+    def _ask(self, entry: RankText, rank: str, line: str, number: int, rules: tuple[Rule, ...]) -> None:
         summary = _SUMMARY.match(line)
         if summary is not None:
             entry.about, entry.about_lines = summary["rank"], SUMMARY_LINES

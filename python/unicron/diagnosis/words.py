@@ -112,7 +112,7 @@ class Finding(msgspec.Struct, frozen=True):
     reason: str
     rank: str = ""
     text: str = ""  # the line, cut
-    line: int = 0  # its number in the rank's text, from 1
+    line: int = 0  # its number, from 1: in the text, or in the rank's where that is a text of its own
     is_mutual: bool = False
     peer: str = ""  # a rank that it names as the other end
     at_s: float | None = None  # seconds since 1970 as the line says it, in whatever zone it was printed

@@ -61,9 +61,9 @@ WATCHDOG_RULES = (
     ),
     Rule(
         "watchdog.desync",
-        r"\[(?P<rank>\d+)[\d, -]*\] (?:finished collective #\d+, but didn't join|"
+        r"\[(?P<rank>\d{1,7})[\d, -]*\] (?:finished collective #\d+, but didn't join|"
         r"joined but didn't finish collective)|"
-        r"\bRanks? (?P<rank2>\d+)[\d, ]* failed to pass monitoredBarrier",
+        r"\bRanks? (?P<rank2>\d{1,7})[\d, ]* failed to pass monitoredBarrier",
         Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.CAUSE,
         "torch compared the ranks and says who lags", "torch TraceUtils.h (desync debug), ProcessGroupGloo.cpp",
         "  - [1] finished collective #8, but didn't join collective #9 (count from 1)",

@@ -25,7 +25,7 @@ RULES = (
     ),
     Rule(
         "store.unique-id",
-        r"retrieving ncclUniqueId from \[(?P<peer>\d+)\]|Timeout waiting for key|wait timeout after \d+ ?ms|"
+        r"retrieving ncclUniqueId from \[(?P<peer>\d{1,7})\]|Timeout waiting for key|wait timeout after \d+ ?ms|"
         r"store->get\(.{0,80}got error|ncclUniqueId|"
         r"(?i:socket timeout)|(?:store|TCPStore|PrefixStore).{0,60}(?i:time.?out)",
         Severity.SEV3, Scope.PROCESS, Category.OTHER_NETWORK, Strength.ECHO,
