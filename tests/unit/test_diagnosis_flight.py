@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +90,27 @@ def test_odd_fields_are_left_out() -> None:
     dump = parse_dump(3, {"entries": entries, "pg_config": {"0": 7}, "pg_status": {"0": None, "z": {}}})
     assert len(dump.entries) == 3
     assert analyse({3: dump}).guilty == ()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.timeout(90)
+def test_a_dump_that_torch_wrote(tmp_path: Path) -> None:
+    """One rank over gloo: whatever torch puts into its dumps is read, and a run in order has nobody to blame."""
+    script = f"""
+import torch, torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+dist.all_reduce(torch.ones(4))
+open("{tmp_path}/dump", "wb").write(c10d._dump_fr_trace() if hasattr(c10d, "_dump_fr_trace") else b"")
+"""
+    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=environment)
+    content = (tmp_path / "dump").read_bytes()
+    if not content:
+        pytest.skip("this torch has no recorder for gloo")
+    found = parse_dump(0, read_dump(content))
+    assert found.groups
+    assert analyse({0: found}).guilty == ()
 
 
 # ---------------------------------------------------------------- who is guilty

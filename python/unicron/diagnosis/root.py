@@ -109,8 +109,8 @@ def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str
         return _diagnosis(best, _victim(findings), findings, best.reason)
     if len(roots) == 1:
         best = _with_verdict(best, findings)
-        # A process that gave up is a root only beside others that did not.
-        is_known = best.strength is not Strength.ABORT or len(ranks.keys() - {""}) > 1
+        # Who is seen alone to have ended, without a cause, is a root only beside others that did not.
+        is_known = best.strength >= Strength.LINK or len(ranks.keys() - {""}) > 1
         return _diagnosis(best, (is_known and roots[0]) or None, findings, best.reason)
     if best.scope in _SHARED_SCOPES and _is_shared(best, strongest, roots):
         return _diagnosis(best, None, findings, f"{best.reason} (the same on {len(roots)} ranks: no rank is to blame)")

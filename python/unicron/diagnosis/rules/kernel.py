@@ -57,7 +57,8 @@ RULES = (
         "kernel.lockup",
         r"(?i)soft lockup|hard LOCKUP|rcu\w*.{0,40}(?:self-detected|detected) stalls?|Kernel panic|"
         r"BUG: unable to handle|"
-        r"Oops: |general protection fault.{0,40}\[#|NMI watchdog|kernel BUG at|scheduling while atomic|"
+        r"Oops: |general protection fault.{0,40}\[#|NMI watchdog: .{0,30}(?:BUG|LOCKUP)|kernel BUG at|"
+        r"scheduling while atomic|"
         r"Fatal exception",
         Severity.SEV1, Scope.NODE, Category.GPU_DRIVER, Strength.HARDWARE,
         "the kernel itself is stuck or broken", LINUX,
@@ -75,7 +76,8 @@ RULES = (
     ),
     Rule(
         "kernel.machine-check",
-        r"(?i)Machine check|\bmce: |MCE.{0,20}(?:error|exception)|Hardware Error\]|EDAC.{0,60}\bUE\b|"
+        r"(?i)Machine check|\bmce: .{0,30}(?:Machine Check|Uncorrect)|MCE.{0,20}(?:error|exception)|"
+        r"Hardware Error\]|EDAC.{0,60}\bUE\b|"
         r"uncorrect\w+ (?:memory )?error|"
         r"Uncorrected (?:hardware|memory)|Memory failure: 0x|memory failure.{0,40}(?:recovery|kill)|"
         r"AER:.{0,60}(?:Uncorrect\w*|Fatal|multiple)|PCIe Bus Error: severity=Uncorrect|DPC: containment|"

@@ -73,7 +73,7 @@ WATCHDOG_RULES = (
         r"(?:distributed_c10d\.py|torch/distributed).{0,80}\bin (?:all_?reduce|all_?gather\w*|"
         r"reduce_?scatter\w*|broadcast\w*|"
         r"barrier|monitored_barrier|all_to_all\w*|recv|send|wait)\b|"
-        r"(?i:(?:stuck|waiting|blocked|hangs?) (?:in|at|for) .{0,40}(?:all_?reduce|all_?gather|barrier|"
+        r"(?i:(?:stuck|blocked|hangs?) (?:in|at|for) .{0,40}(?:all_?reduce|all_?gather|barrier|"
         r"collective|nccl))",
         Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
         "a stack inside a collective: this rank waits", "faulthandler, py-spy",
@@ -82,8 +82,8 @@ WATCHDOG_RULES = (
     Rule(
         "watchdog.pending",
         r"(?i)flight recorder.{0,400}state[=: ]+(?:scheduled|started)",
-        Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
-        "this rank has started a collective that has not ended", "torch FlightRecorder",
+        Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.ECHO,
+        "this rank has started a collective that has not ended, and so has everybody: a hang", "torch FlightRecorder",
         "flight recorder: default_pg enqueued=8 completed=7; last entry nccl:all_reduce seq=8 state=scheduled",
     ),
     Rule(
@@ -232,7 +232,8 @@ USE_RULES = (
     Rule(
         "nccl.no-interface",
         r"(?i)no socket interface found|bootstrap.{0,40}no (?:socket )?interface|is neither AF_INET|"
-        r"NCCL_SOCKET_IFNAME|unable to find (?:address for|interface)|no usable (?:\w+ )?interface|"
+        r"NCCL_SOCKET_IFNAME.{0,60}(?:not found|no match|no such|invalid|does not)|"
+        r"unable to find (?:address for|interface)|no usable (?:\w+ )?interface|"
         r"no device found (?:matching|after)|Invalid NCCL_COMM_ID",
         Severity.FATAL, Scope.JOB, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "the interface that NCCL was told to use does not exist or has no address", "NCCL src/bootstrap.cc",
