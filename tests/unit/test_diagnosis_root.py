@@ -86,6 +86,9 @@ CAUSES = {
     "torch compared the ranks": (
         "1", "SEV2 process", {"0": "[1] finished collective #8, but didn't join collective #9", "1": "iteration 7"}
     ),
+    "two broken GPUs are both to blame": (
+        "n1,n2", "SEV1 gpu", {"n1": "GPU is lost", "n2": "GPU is lost", "n3": late(90), "n4": late(90)}
+    ),
     "who spoke first": (
         "1", "SEV2 process",
         {"0": "2026-01-01 10:00:05 CUDA error: illegal memory access",

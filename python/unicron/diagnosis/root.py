@@ -116,6 +116,9 @@ def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str
         return _diagnosis(best, None, findings, f"{best.reason} (the same on {len(roots)} ranks: no rank is to blame)")
     suspects = [rank for rank in roots if not _SOURCES.fullmatch(rank)] or roots
     root = _most_evidence(suspects, findings) or _first([f for f in strongest if f.rank in suspects])
+    if root is None and best.strength is Strength.HARDWARE and best.scope in (Scope.GPU, Scope.NODE):
+        # Broken hardware in several places at once is broken in each of them.
+        return _diagnosis(best, ",".join(suspects), findings, f"{best.reason} (on each of them)")
     if root is None:
         return _diagnosis(best, None, findings, f"{best.reason} (on {len(roots)} ranks, none known to be the first)")
     best = _with_verdict(next(f for f in strongest if f.rank == root), findings)
