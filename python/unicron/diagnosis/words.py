@@ -52,7 +52,9 @@ class Category(enum.StrEnum):
 class Strength(enum.IntEnum):
     """How much a finding says about the root. Up to ECHO a finding never makes its rank the root."""
 
-    NOISE = 0  # progress, good news, clean-up
+    ACTIVITY = -2  # what a rank was doing
+    UNKNOWN = -1  # a word of failure that no rule knows
+    NOISE = 0  # good news, notices, clean-up
     ECHO = 1  # what a rank says when another one failed: timeout, reset, broken pipe, SIGTERM
     WITNESS = 2  # a peer could not be reached: the pair is suspect, not the speaker
     ABORT = 3  # SIGABRT: says nothing where a watchdog spoke before it

@@ -154,7 +154,8 @@ RULES = (
         is_final=True,
     ),
     Rule(
-        "kernel.adapter-notice", r"(?i)ACCESS_REG.{0,80}failed|insufficient power on the PCIe slot",
+        "kernel.adapter-notice",
+        r"(?i)ACCESS_REG.{0,80}failed|Delayed init of the lockup detector|insufficient power on the PCIe slot",
         Severity.INFO, Scope.NODE, Category.NONE, Strength.NOISE,
         "a question the adapter does not answer, or a warning it gives at every start", LINUX,
         "mlx5_core 0000:1a:00.0: mlx5_cmd_out_err: ACCESS_REG(0x805) op_mod(0x1) failed, status bad operation(0x2)",

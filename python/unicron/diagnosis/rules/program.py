@@ -30,14 +30,14 @@ ACTIVITY_RULES = (
         "program.saving",
         r"(?i)\b(?:saving|writing|start(?:ing|ed)? (?:to )?save|begin save|uploading).{0,60}(?:checkpoint|model|"
         r"state|ckpt|iteration)",
-        Severity.INFO, Scope.STORAGE, Category.TASK_HANG, Strength.NOISE,
+        Severity.INFO, Scope.STORAGE, Category.TASK_HANG, Strength.ACTIVITY,
         "it was saving a checkpoint", MEGATRON, "saving checkpoint at iteration 500 to /ckpt",
     ),
     Rule(
         "program.loading",
         r"(?i)\b(?:loading|reading|building|downloading).{0,60}(?:checkpoint|dataset|index|data ?set|tokenizer|"
         r"weights|shard)",
-        Severity.INFO, Scope.STORAGE, Category.TASK_HANG, Strength.NOISE,
+        Severity.INFO, Scope.STORAGE, Category.TASK_HANG, Strength.ACTIVITY,
         "it was loading data or a checkpoint", MEGATRON, "loading distributed checkpoint from /ckpt at iteration 500",
     ),
     Rule(
@@ -45,7 +45,7 @@ ACTIVITY_RULES = (
         r"(?i)\b(?:evaluating|running validation|start(?:ing)? evaluation|validating)\b|compiling (?:model|"
         r"kernel|dataset)|"
         r"torch\.compile|tuning|garbage collect",
-        Severity.INFO, Scope.PROCESS, Category.TASK_HANG, Strength.NOISE,
+        Severity.INFO, Scope.PROCESS, Category.TASK_HANG, Strength.ACTIVITY,
         "it was doing something that takes long on one rank only", MEGATRON, "Evaluating iter 3/100",
     ),
 )  # fmt: skip
@@ -180,6 +180,14 @@ EXCEPTION_RULES = (
         Severity.SEV2, Scope.PROCESS, Category.OTHER_SOFTWARE, Strength.EXCEPTION,
         "an exception that no rule knows: the paper's other software errors", "Unicron, table of error severities",
         "mylib.StrangeError: the moon was full",
+    ),
+    Rule(
+        "program.unknown-failure",
+        r"^(?!.*\b(?:INFO|WARN|WARNING|DEBUG|Warning)\b).*"
+        r"(?:\b(?:ERROR|FATAL|CRITICAL)\b|(?i:\bfailed\b|\bfailure\b|\bfatal\b|\berror:|\bcrashed\b))",
+        Severity.SEV2, Scope.PROCESS, Category.OTHER_SOFTWARE, Strength.UNKNOWN,
+        "a failure that no rule knows: the paper's other software errors", "Unicron, table of error severities",
+        "the flux capacitor failed",
     ),
 )  # fmt: skip
 
