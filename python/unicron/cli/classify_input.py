@@ -35,6 +35,7 @@ LINE_BYTES = 64 << 10  # of text; a longer line comes in pieces
 ROW_BYTES_MAX = 64 << 20  # a line of JSON lines
 WHOLE_BYTES_MAX = 1 << 30  # a file that has to be read as one
 FILES_MAX = 65_536
+WANTED = 'wanted is {"id", "text"} or {"id", "ranks": {rank: text}} in each line'
 LOG_NAMES = ("stderr.log", "stdout.log", "stderr", "stdout")
 _RANK_AT_END = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin|log|txt|out|err))?$")
 
@@ -134,10 +135,9 @@ def _rows(name: str, head: bytes, stream: BinaryIO) -> Iterator[Answer]:
         try:
             row = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            wanted = 'wanted is {"id", "text"} or {"id", "ranks": {rank: text}}'
-            raise Problem(f"{name}:{number}: {error}; {wanted} in each line") from None
+            raise Problem(f"{name}:{number}: {error}; {WANTED}") from None
         if row.text is None and row.ranks is None:
-            raise Problem(f"{name}:{number}: has neither the field text nor the field ranks")
+            raise Problem(f"{name}:{number}: has neither the field text nor the field ranks; {WANTED}")
         found = diagnose_ranks(row.ranks) if row.ranks is not None else diagnose_text(row.text or "")
         yield Answer(str(number if row.id is None else row.id), found)
 
@@ -190,7 +190,8 @@ def _of_whole(name: str, content: bytes, kind: Kind) -> Answer:
         return Answer(name, _of_error_file(name, value["message"]))
     if isinstance(value, dict) and {"text", "ranks"} & value.keys():
         return next(_rows(name, json.dumps(value).encode(), io.BytesIO()))
-    raise Problem(f"{name}: JSON, but neither an error.json of torchrun, nor a flight recorder dump, nor JSON lines")
+    what = "neither an error.json of torchrun, nor a flight recorder dump, nor JSON lines"
+    raise Problem(f"{name}: JSON, but {what}; --kind text reads it as a log")
 
 
 def _of_error_file(name: str, message: Any) -> Diagnosis:
@@ -218,7 +219,7 @@ def _parsed(name: str, rank: int, value: Any) -> RankDump:
     try:
         return parse_dump(rank, value)
     except ValueError as error:
-        raise Problem(f"{name}: {error}") from None
+        raise Problem(f"{name}: {error}; --kind text reads it as a log") from None
 
 
 # ---------------------------------------------------------------- folders

@@ -166,7 +166,10 @@ def read_pickle(content: bytes) -> Any:
                 continue
             if opcode.name not in actions:
                 what = f" ({argument})" if isinstance(argument, str) else ""
-                raise DumpRefused(f"holds more than plain values at byte {position}: {opcode.name}{what}; not read")
+                raise DumpRefused(
+                    f"holds more than plain values at byte {position}: {opcode.name}{what}; "
+                    "not read, and do not load it: torch writes no such dump"
+                )
             actions[opcode.name](argument)
         if len(machine.stack) != 1 or machine.stack[0] is _MARK:
             raise DumpProblem("is not a whole pickle")
