@@ -153,11 +153,11 @@ def as_text(scores: dict[str, dict[str, Score]]) -> list[str]:
     lines: list[str] = []
     for name, families in scores.items():
         columns: dict[str, list[str]] = {f"{name} half": list(families)}
-        for what in ("severity", "severity confident", "scope", "scope confident", "root"):
+        for what in ("severity", "severity confident", "scope", "scope confident", "root", "root confident"):
             columns[what] = [score.said(what) for score in families.values()]
         columns["false root"] = [str(score.all["false root"]) for score in families.values()]
         met = verdicts(families, GOALS[name])
-        whats = ("severity confident", "scope confident", "root")
+        whats = ("severity confident", "scope confident", "root", "root confident")
         percents = [f"{what} {families['all'].percent(what) or 0:.1f} %" for what in whats]
         lines += ["", *common.table(columns), f"{', '.join(percents)}; goals {GOALS[name]}: {met}", "misses:"]
         lines += [f"  {json.dumps(miss)}" for miss in families["all"].misses] or ["  none"]
