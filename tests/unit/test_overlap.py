@@ -25,7 +25,7 @@ def train_once() -> None:
     from unicron.demo import model as demo
     from unicron.training.data import ByteCorpus, ByteDataset
 
-    model, optimizer, _ = demo.build(layout, overlap=True)
+    model, optimizer, _ = demo.build(layout, demo.Variant(overlap=True))
     started: list[str] = []
     for bucket_group in model.bucket_groups:
         bucket_group.start_grad_sync = lambda *_, **__: started.append("gradients")

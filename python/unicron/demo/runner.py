@@ -56,11 +56,15 @@ class Options:
     folder: Path = Path("unicron-demo")
     measure_unmanaged: bool = True
     keep: bool = False  # gradients and weights of the runs
-    overlap: bool = False  # the script asks Megatron to hide communication behind computation
+    overlap: bool = False  # this and what follows: demo/model.py, Variant
+    bf16: bool = False
+    sequence_parallel: bool = False
     dropout: float = 0.0
 
     def of_script(self) -> list[str]:
-        return [*(["--overlap"] if self.overlap else []), "--dropout", str(self.dropout)]
+        names = ("overlap", "bf16", "sequence_parallel")
+        flags = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name)]
+        return [*flags, "--dropout", str(self.dropout)]
 
 
 @dataclass
