@@ -20,10 +20,11 @@ COLUMNS_MAX = 120
 # C++: layer -> layers whose headers it may include.
 CSRC_LAYERS = {
     "base": set(),
+    "gpu": {"base"},
     "planner": {"base"},
-    "monitor": {"base"},
-    "state": {"base"},
-    "bindings": {"base", "planner", "monitor", "state"},
+    "monitor": {"base", "gpu"},
+    "state": {"base", "gpu"},
+    "bindings": {"base", "gpu", "planner", "monitor", "state"},
 }
 
 # Python: part of the package -> what it may import of unicron. An entry with a dot allows only that module of a part.
