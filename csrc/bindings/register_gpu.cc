@@ -236,7 +236,8 @@ void register_gpu_exact_sums(py::module_& module) {
 
 void register_gpu(py::module_& module) {
   // A reference to the functions that torch looks up by name, so that the linker keeps them.
-  module.attr("ARENA_ALLOCATOR") = py::make_tuple("unicron_arena_malloc", "unicron_arena_free");
+  module.attr("ARENA_MALLOC") = "unicron_arena_malloc";
+  module.attr("ARENA_FREE") = "unicron_arena_free";
   static const volatile auto kept = std::make_pair(&unicron_arena_malloc, &unicron_arena_free);
   static_cast<void>(kept);
   register_facts(module);
