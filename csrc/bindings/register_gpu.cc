@@ -62,9 +62,9 @@ std::vector<int> export_all(const GpuArena& arena) {
   return fds;
 }
 
-std::vector<std::tuple<int64_t, uint64_t, uint64_t>> pieces(const GpuArena& arena) {
+std::vector<std::tuple<int64_t, uint64_t, uint64_t>> as_tuples(const std::vector<state::Piece>& pieces) {
   std::vector<std::tuple<int64_t, uint64_t, uint64_t>> result;
-  for (const state::Piece& piece : arena.pieces()) result.emplace_back(piece.sequence, piece.offset, piece.nbytes);
+  for (const state::Piece& piece : pieces) result.emplace_back(piece.number, piece.offset, piece.nbytes);
   return result;
 }
 
@@ -77,11 +77,13 @@ void register_arena(py::module_& module) {
            py::arg("device"), py::arg("capacity_bytes"), py::arg("own_memory"), ReleaseGil())
       .def_property_readonly("device", &GpuArena::device)
       .def_property_readonly("address", &GpuArena::begin)
-      .def_property_readonly("granularity", &GpuArena::granularity)
       .def_property_readonly("memory_bytes", &GpuArena::memory_bytes)
       .def("allocate", &GpuArena::allocate, py::arg("nbytes"), ReleaseGil())
       .def("free", &GpuArena::free, py::arg("address"), ReleaseGil())
-      .def("pieces", &pieces, ReleaseGil())
+      .def(
+          "pieces", [](const GpuArena& self) { return as_tuples(self.pieces()); }, ReleaseGil())
+      .def(
+          "slabs", [](const GpuArena& self) { return as_tuples(self.slabs()); }, ReleaseGil())
       .def("export_all", &export_all, ReleaseGil())
       .def("adopt", &GpuArena::adopt, py::arg("fds"), py::arg("sizes"), ReleaseGil())
       .def("take_own_memory", &GpuArena::take_own_memory, ReleaseGil())

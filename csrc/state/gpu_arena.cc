@@ -16,6 +16,7 @@ namespace {
 constexpr uint64_t kSharedBlockBytes =
     64 << 20;  // a whole number of granules on every GPU so far; rounded up all the same
 constexpr uint64_t kCapacityPerMemory = 4;
+constexpr uint64_t kPieceUnitBytes = 512;  // torch aligns what it cuts from a piece to this
 
 gpu::MemoryProperties properties(int device) {
   gpu::MemoryProperties wanted;
@@ -44,8 +45,8 @@ void allow_access(DevicePointer address, uint64_t nbytes, int device) {
   check(driver().set_access(address, nbytes, &access, 1), "allowing access to " + std::to_string(nbytes) + " bytes");
 }
 
-std::string named(const Piece& piece) {
-  return "piece " + std::to_string(piece.sequence) + " (" + std::to_string(piece.nbytes) + " bytes)";
+std::string named(const Piece& slab) {
+  return "slab " + std::to_string(slab.number) + " (" + std::to_string(slab.nbytes) + " bytes)";
 }
 
 }  // namespace
@@ -109,9 +110,7 @@ GpuArena::GpuArena(int device, uint64_t capacity_bytes, Backing backing)
 GpuArena::~GpuArena() {
   try {
     const gpu::ScopedDevice current(device_);
-    for (const Entry& entry : entries_) {
-      if (entry.is_live) unmap(entry);
-    }
+    for (Slab& slab : slabs_) unmap(&slab);
   } catch (const Error&) {
     // The device failed: its memory goes with the process.
   }
@@ -124,82 +123,113 @@ bool GpuArena::contains(DevicePointer address) const {
 DevicePointer GpuArena::allocate(uint64_t nbytes) {
   const gpu::ScopedDevice current(device_);
   const std::lock_guard lock(mutex_);
-  const uint64_t wanted = round_up(std::max<uint64_t>(nbytes, 1), granularity_);
-  if (wanted < nbytes || wanted > range_.nbytes() - used_bytes_) {
+  const uint64_t wanted = round_up(std::max<uint64_t>(nbytes, 1), kPieceUnitBytes);
+  if (allocations_.size() >= kPiecesMax || wanted < nbytes) {
+    throw Error(ErrorCode::kLimitExceeded, "the arena has " + std::to_string(allocations_.size()) + " pieces, " +
+                                               std::to_string(nbytes) + " bytes more cannot be had");
+  }
+  Slab& slab = slab_for(wanted);
+  Allocation made;
+  made.piece = {static_cast<int64_t>(allocations_.size()), slab.place.offset + slab.used_bytes, wanted};
+  made.slab = static_cast<size_t>(slab.place.number);
+  made.is_live = true;
+  allocations_.push_back(made);
+  slab.used_bytes += wanted;
+  ++slab.num_live;
+  return range_.begin() + made.piece.offset;
+}
+
+// The last slab, if the piece fits, else a new one.
+GpuArena::Slab& GpuArena::slab_for(uint64_t nbytes) {
+  if (!slabs_.empty()) {
+    Slab& last = slabs_.back();
+    if (last.is_mapped && last.place.nbytes - last.used_bytes >= nbytes) return last;
+  }
+  const uint64_t slab_bytes = round_up(std::max(nbytes, kSlabBytes), granularity_);
+  if (slab_bytes > range_.nbytes() - used_bytes_) {
     throw Error(ErrorCode::kLimitExceeded, "the arena's addresses are used up: " + std::to_string(used_bytes_) +
                                                " bytes given out, " + std::to_string(nbytes) + " more wanted");
   }
-  if (entries_.size() >= kPiecesMax) {
-    throw Error(ErrorCode::kLimitExceeded, "the arena has " + std::to_string(kPiecesMax) + " pieces already");
-  }
-  Entry entry;
-  entry.piece = {static_cast<int64_t>(entries_.size()), used_bytes_, wanted};
-  back(&entry);
-  entry.is_live = true;
-  used_bytes_ += wanted;
-  entries_.push_back(std::move(entry));
-  return range_.begin() + entries_.back().piece.offset;
+  Slab slab;
+  slab.place = {static_cast<int64_t>(slabs_.size()), used_bytes_, slab_bytes};
+  back(&slab);
+  used_bytes_ += slab_bytes;
+  slabs_.push_back(std::move(slab));
+  return slabs_.back();
 }
 
 // Leaves nothing mapped when it throws.
-void GpuArena::back(Entry* entry) {
-  if (backing_ == Backing::kShared) return map(entry->piece, shared_block_, round_up(kSharedBlockBytes, granularity_));
-  GpuMemory memory = GpuMemory::create(device_, entry->piece.nbytes);
-  map(entry->piece, memory, entry->piece.nbytes);
-  entry->memory = std::move(memory);
+void GpuArena::back(Slab* slab) {
+  if (backing_ == Backing::kShared) return map(slab, shared_block_, round_up(kSharedBlockBytes, granularity_));
+  GpuMemory memory = GpuMemory::create(device_, slab->place.nbytes);
+  map(slab, memory, slab->place.nbytes);
+  slab->memory = std::move(memory);
 }
 
-// The block is mapped as often as it takes to fill the piece.
-void GpuArena::map(const Piece& piece, const GpuMemory& memory, uint64_t block_bytes) {
-  const DevicePointer begin = range_.begin() + piece.offset;
+// The block is mapped as often as it takes to fill the slab.
+void GpuArena::map(Slab* slab, const GpuMemory& memory, uint64_t block_bytes) {
+  const DevicePointer begin = range_.begin() + slab->place.offset;
+  const uint64_t slab_bytes = slab->place.nbytes;
   uint64_t mapped = 0;
   try {
-    while (mapped < piece.nbytes) {
-      const uint64_t nbytes = std::min(block_bytes, piece.nbytes - mapped);
-      check(driver().map_memory(begin + mapped, nbytes, 0, memory.handle(), 0), "mapping " + named(piece));
+    while (mapped < slab_bytes) {
+      const uint64_t nbytes = std::min(block_bytes, slab_bytes - mapped);
+      check(driver().map_memory(begin + mapped, nbytes, 0, memory.handle(), 0), "mapping " + named(slab->place));
       mapped += nbytes;
     }
-    allow_access(begin, piece.nbytes, device_);
+    allow_access(begin, slab_bytes, device_);
   } catch (const Error&) {
     for (uint64_t at = 0; at < mapped; at += block_bytes) {
-      driver().unmap_memory(begin + at, std::min(block_bytes, piece.nbytes - at));
+      driver().unmap_memory(begin + at, std::min(block_bytes, slab_bytes - at));
     }
     throw;
   }
+  slab->is_mapped = true;
 }
 
 // Mapping by mapping: the driver takes no part of one, and promises nothing for several at once.
-void GpuArena::unmap(const Entry& entry) {
-  const DevicePointer begin = range_.begin() + entry.piece.offset;
-  const uint64_t block_bytes = entry.memory.is_held() ? entry.piece.nbytes : round_up(kSharedBlockBytes, granularity_);
-  for (uint64_t at = 0; at < entry.piece.nbytes; at += block_bytes) {
-    check(driver().unmap_memory(begin + at, std::min(block_bytes, entry.piece.nbytes - at)),
-          "unmapping " + named(entry.piece));
+void GpuArena::unmap(Slab* slab) {
+  if (!slab->is_mapped) return;
+  slab->is_mapped = false;
+  const DevicePointer begin = range_.begin() + slab->place.offset;
+  const uint64_t slab_bytes = slab->place.nbytes;
+  const uint64_t block_bytes = slab->memory.is_held() ? slab_bytes : round_up(kSharedBlockBytes, granularity_);
+  for (uint64_t at = 0; at < slab_bytes; at += block_bytes) {
+    check(driver().unmap_memory(begin + at, std::min(block_bytes, slab_bytes - at)), "unmapping " + named(slab->place));
   }
-}
-
-GpuArena::Entry* GpuArena::find_locked(DevicePointer address) {
-  const uint64_t offset = address - range_.begin();
-  const auto found = std::lower_bound(entries_.begin(), entries_.end(), offset,
-                                      [](const Entry& entry, uint64_t at) { return entry.piece.offset < at; });
-  return found != entries_.end() && found->piece.offset == offset && found->is_live ? &*found : nullptr;
 }
 
 void GpuArena::free(DevicePointer address) {
   const gpu::ScopedDevice current(device_);
   const std::lock_guard lock(mutex_);
-  Entry* entry = find_locked(address);
-  if (entry == nullptr) throw Error(ErrorCode::kInvalidArgument, "no piece of the arena begins at this address");
-  unmap(*entry);
-  entry->is_live = false;
-  entry->memory = GpuMemory();
+  const uint64_t offset = address - range_.begin();
+  const auto found =
+      std::lower_bound(allocations_.begin(), allocations_.end(), offset,
+                       [](const Allocation& allocation, uint64_t at) { return allocation.piece.offset < at; });
+  if (found == allocations_.end() || found->piece.offset != offset || !found->is_live) {
+    throw Error(ErrorCode::kInvalidArgument, "no piece of the arena begins at this address");
+  }
+  found->is_live = false;
+  Slab& slab = slabs_[found->slab];
+  if (--slab.num_live > 0) return;
+  unmap(&slab);
+  slab.memory = GpuMemory();
 }
 
 std::vector<Piece> GpuArena::pieces() const {
   const std::lock_guard lock(mutex_);
   std::vector<Piece> live;
-  for (const Entry& entry : entries_) {
-    if (entry.is_live) live.push_back(entry.piece);
+  for (const Allocation& allocation : allocations_) {
+    if (allocation.is_live) live.push_back(allocation.piece);
+  }
+  return live;
+}
+
+std::vector<Piece> GpuArena::slabs() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Piece> live;
+  for (const Slab& slab : slabs_) {
+    if (slab.num_live > 0) live.push_back(slab.place);
   }
   return live;
 }
@@ -207,7 +237,7 @@ std::vector<Piece> GpuArena::pieces() const {
 uint64_t GpuArena::memory_bytes() const {
   const std::lock_guard lock(mutex_);
   uint64_t nbytes = shared_block_.is_held() ? round_up(kSharedBlockBytes, granularity_) : 0;
-  for (const Entry& entry : entries_) nbytes += entry.memory.is_held() ? entry.piece.nbytes : 0;
+  for (const Slab& slab : slabs_) nbytes += slab.memory.is_held() ? slab.place.nbytes : 0;
   return nbytes;
 }
 
@@ -215,20 +245,20 @@ std::vector<Descriptor> GpuArena::export_all() const {
   const gpu::ScopedDevice current(device_);
   const std::lock_guard lock(mutex_);
   std::vector<Descriptor> descriptors;
-  for (const Entry& entry : entries_) {
-    if (!entry.is_live) continue;
-    if (!entry.memory.is_held()) {
+  for (const Slab& slab : slabs_) {
+    if (slab.num_live == 0) continue;
+    if (!slab.memory.is_held()) {
       throw Error(ErrorCode::kInvalidArgument, "an arena without memory of its own has nothing to export");
     }
-    descriptors.push_back(entry.memory.export_descriptor());
+    descriptors.push_back(slab.memory.export_descriptor());
   }
   return descriptors;
 }
 
 void GpuArena::adopt(const std::vector<int>& fds, const std::vector<uint64_t>& sizes) {
-  const std::vector<Piece> live = pieces();
+  const std::vector<Piece> live = slabs();
   if (fds.size() != live.size() || sizes.size() != live.size()) {
-    throw Error(ErrorCode::kArenaRefused, "the arena has " + std::to_string(live.size()) + " pieces, " +
+    throw Error(ErrorCode::kArenaRefused, "the arena has " + std::to_string(live.size()) + " slabs, " +
                                               std::to_string(fds.size()) + " descriptors and " +
                                               std::to_string(sizes.size()) + " sizes were given; another script's");
   }
@@ -243,13 +273,11 @@ void GpuArena::adopt(const std::vector<int>& fds, const std::vector<uint64_t>& s
   check(driver().synchronize(), "waiting for GPU " + std::to_string(device_) + " before its memory is exchanged");
   const std::lock_guard lock(mutex_);
   size_t next = 0;
-  for (Entry& entry : entries_) {
-    if (!entry.is_live) continue;
-    unmap(entry);
-    entry.is_live = false;  // until it is mapped again
-    entry.memory = std::move(imported[next++]);
-    map(entry.piece, entry.memory, entry.piece.nbytes);
-    entry.is_live = true;
+  for (Slab& slab : slabs_) {
+    if (slab.num_live == 0) continue;
+    unmap(&slab);
+    slab.memory = std::move(imported[next++]);
+    map(&slab, slab.memory, slab.place.nbytes);
   }
   shared_block_ = GpuMemory();
   backing_ = Backing::kOwn;
@@ -261,12 +289,10 @@ void GpuArena::take_own_memory() {
   const std::lock_guard lock(mutex_);
   if (backing_ == Backing::kOwn) return;
   backing_ = Backing::kOwn;
-  for (Entry& entry : entries_) {
-    if (!entry.is_live) continue;
-    unmap(entry);
-    entry.is_live = false;
-    back(&entry);
-    entry.is_live = true;
+  for (Slab& slab : slabs_) {
+    if (slab.num_live == 0) continue;
+    unmap(&slab);
+    back(&slab);
   }
   shared_block_ = GpuMemory();
 }

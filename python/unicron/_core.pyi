@@ -226,10 +226,10 @@ ARENA_FREE: str
 
 @final
 class GpuArena:
-    """Memory of one GPU that outlives its process, in pieces recorded in order.
+    """Memory of one GPU that outlives its process: slabs of 256 MiB or more, cut into pieces in order.
 
-    The same script allocates the same pieces in the same order, so an heir's piece k is its predecessor's. Without own
-    memory (an understudy) all pieces show one block of 64 MiB: what is written there is nonsense."""
+    The same script allocates the same pieces in the same order, so an heir's slab k is its predecessor's. Without own
+    memory (an understudy) all slabs show one block of 64 MiB: what is written there is nonsense."""
 
     def __init__(self, device: int, capacity_bytes: int, own_memory: bool) -> None:
         """capacity_bytes: of addresses; 0: four times the GPU's memory."""
@@ -237,8 +237,6 @@ class GpuArena:
     def device(self) -> int: ...
     @property
     def address(self) -> int: ...
-    @property
-    def granularity(self) -> int: ...
     @property
     def memory_bytes(self) -> int: ...  # held now
     def allocate(self, nbytes: int) -> int:
@@ -248,16 +246,19 @@ class GpuArena:
     def pieces(self) -> list[tuple[int, int, int]]:
         """(number, offset from address, bytes) of what is not freed, in order."""
 
+    def slabs(self) -> list[tuple[int, int, int]]:
+        """The same of the slabs that hold pieces."""
+
     def export_all(self) -> list[int]:
-        """A descriptor per piece, in order; they belong to the caller and keep the memory alive."""
+        """A descriptor per slab, in order; they belong to the caller and keep the memory alive."""
 
     def adopt(self, fds: list[int], sizes: list[int]) -> None:
-        """The memory under all pieces becomes what the descriptors (which stay the caller's) hold. Waits for this GPU.
+        """The memory under all slabs becomes what the descriptors (which stay the caller's) hold. Waits for this GPU.
         Their owner's context must be gone: its kernels may still write. Raises ArenaRefused, before anything changed,
         when number or sizes differ; after another error the arena is unusable."""
 
     def take_own_memory(self) -> None:
-        """An understudy's pieces get memory of their own; the content is undefined."""
+        """An understudy's slabs get memory of their own; the content is undefined."""
 
     def open(self) -> None:
         """torch's pluggable allocator takes memory from here on this GPU, until another is opened or this closed."""
@@ -269,7 +270,7 @@ def arena_allocator_error() -> str:
 
 @final
 class GpuMapping:
-    """Another process's piece, mapped to be read on `device`; the memory may lie on a peer. Ends with this object."""
+    """Another process's slab, mapped to be read on `device`; the memory may lie on a peer. Ends with this object."""
 
     def __init__(self, fd: int, nbytes: int, device: int) -> None: ...
     @property

@@ -60,14 +60,17 @@ def test_the_allocator_is_exported_by_name() -> None:
 def test_pieces_are_recorded_in_order() -> None:
     run(f"""
         arena = _core.GpuArena(0, 0, True)
-        a, b, c = (arena.allocate(n) for n in (1, 3 * {MIB}, 2 * {MIB}))
-        assert arena.pieces() == [(0, 0, 2 * {MIB}), (1, 2 * {MIB}, 4 * {MIB}), (2, 6 * {MIB}, 2 * {MIB})]
-        assert b - arena.address == 2 * {MIB} and arena.memory_bytes == 8 * {MIB}
+        a, b, c = (arena.allocate(n) for n in (1, 3 * {MIB}, 300 * {MIB}))
+        assert arena.pieces() == [(0, 0, 512), (1, 512, 3 * {MIB}), (2, 256 * {MIB}, 300 * {MIB})]
+        assert arena.slabs() == [(0, 0, 256 * {MIB}), (1, 256 * {MIB}, 300 * {MIB})]
+        assert b - arena.address == 512 and arena.memory_bytes == 556 * {MIB}
         arena.free(b)
-        assert [p[0] for p in arena.pieces()] == [0, 2] and arena.memory_bytes == 4 * {MIB}
-        d = arena.allocate(1)
-        assert arena.pieces()[-1] == (3, 8 * {MIB}, 2 * {MIB})  # freed addresses are not used again
-        for wrong in (b, a + 1, 17):
+        assert [p[0] for p in arena.pieces()] == [0, 2] and arena.memory_bytes == 556 * {MIB}
+        arena.free(a)
+        assert arena.memory_bytes == 300 * {MIB}  # a slab without pieces is given back
+        arena.allocate(1)
+        assert arena.pieces()[-1] == (3, 556 * {MIB}, 512)  # freed addresses are not used again
+        for wrong in (a, b, c + 1, 17):
             try:
                 arena.free(wrong)
             except _core.UnicronError:
@@ -77,20 +80,21 @@ def test_pieces_are_recorded_in_order() -> None:
 
 
 def test_an_heir_finds_what_its_predecessor_wrote() -> None:
-    """The predecessor's memory comes under the heir's pieces; the heir's addresses stay."""
+    """The predecessor's memory comes under the heir's slabs; the heir's addresses stay."""
     run(f"""
         import ctypes, os
         owner = _core.GpuArena(0, 0, True)
-        addresses = [owner.allocate(n) for n in (1, 130 * {MIB}, 2 * {MIB})]
+        addresses = [owner.allocate(n) for n in (1, 130 * {MIB}, 300 * {MIB}, 7)]
         for number, address in enumerate(addresses):
-            ctypes.memset(address, 65 + number, 1000)
+            ctypes.memset(address, 65 + number, 7)
         fds = owner.export_all()
-        sizes = [nbytes for _, _, nbytes in owner.pieces()]
+        sizes = [nbytes for _, _, nbytes in owner.slabs()]
+        assert len(fds) == 3
         del owner
         heir = _core.GpuArena(1, 0, False)  # an understudy: no memory of its own
-        mine = [heir.allocate(n) for n in (1, 130 * {MIB}, 2 * {MIB})]
+        mine = [heir.allocate(n) for n in (1, 130 * {MIB}, 300 * {MIB}, 7)]
         assert heir.memory_bytes == 64 * {MIB}
-        ctypes.memset(mine[1], 1, 130 * {MIB})  # it may write anywhere
+        ctypes.memset(mine[2], 1, 300 * {MIB})  # it may write anywhere
         heir.adopt(fds, sizes)
         for fd in fds:
             os.close(fd)
@@ -99,18 +103,18 @@ def test_an_heir_finds_what_its_predecessor_wrote() -> None:
         assert heir.memory_bytes == sum(sizes)
         again = heir.export_all()  # its own heir can take it on
         assert len(again) == 3
-    """)
+    """, FAKE_CUDA_MEMORY=str(4 << 30))
 
 
 def test_another_scripts_arena_is_refused_before_anything_changes() -> None:
     run(f"""
         import ctypes
         owner, heir = _core.GpuArena(0, 0, True), _core.GpuArena(0, 0, True)
-        for n in (1, 5 * {MIB}):
+        for n in (1, 300 * {MIB}):
             owner.allocate(n)
-        mine = [heir.allocate(n) for n in (1, 8 * {MIB})]
+        mine = [heir.allocate(n) for n in (1, 302 * {MIB})]
         ctypes.memset(mine[0], 9, 10)
-        fds, sizes = owner.export_all(), [n for _, _, n in owner.pieces()]
+        fds, sizes = owner.export_all(), [n for _, _, n in owner.slabs()]
         for wrong in ((fds[:1], sizes[:1]), (fds, sizes)):
             try:
                 heir.adopt(*wrong)
@@ -119,7 +123,7 @@ def test_another_scripts_arena_is_refused_before_anything_changes() -> None:
             else:
                 raise AssertionError(wrong)
         assert ctypes.string_at(mine[0], 2) == bytes([9, 9])
-    """)
+    """, FAKE_CUDA_MEMORY=str(4 << 30))
 
 
 def test_an_understudy_takes_memory_of_its_own() -> None:
@@ -132,7 +136,7 @@ def test_an_understudy_takes_memory_of_its_own() -> None:
             assert "nothing to export" in str(error)
         assert arena.memory_bytes == 64 * {MIB}
         arena.take_own_memory()
-        assert arena.memory_bytes == 100 * {MIB} and len(arena.export_all()) == 1
+        assert arena.memory_bytes == 256 * {MIB} and len(arena.export_all()) == 1
     """)
 
 
@@ -146,10 +150,10 @@ def test_an_allocation_that_fails_leaves_nothing_behind(function: str) -> None:
         arena.open()
         malloc = ctypes.CDLL(_core.__file__).unicron_arena_malloc
         malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-        assert malloc(1, 0, None) and malloc(1, 0, None)
-        assert malloc(4 * {MIB}, 0, None) is None
+        assert malloc(256 * {MIB}, 0, None) and malloc(256 * {MIB}, 0, None)
+        assert malloc(256 * {MIB}, 0, None) is None
         assert "OUT_OF_MEMORY" in _core.arena_allocator_error()
-        assert len(arena.pieces()) == 2 and arena.memory_bytes == 4 * {MIB}
+        assert len(arena.pieces()) == 2 and arena.memory_bytes == 512 * {MIB}
         """,
         FAKE_CUDA_FAIL=f"{function}:3",
     )
