@@ -10,7 +10,13 @@ namespace unicron::monitor {
 CollectiveCounters::CollectiveCounters(int fd) : mapping_(fd, 0, kPageBytes) {}
 
 CollectiveCounters::~CollectiveCounters() {
-  if (on_device_ != 0) gpu::driver().unregister_host(mapping_.data());
+  if (on_device_ == 0) return;
+  try {
+    const gpu::ScopedDevice current(device_);
+    gpu::driver().unregister_host(mapping_.data());
+  } catch (const Error&) {
+    // The device failed: the registration goes with the process.
+  }
 }
 
 CollectiveCount& CollectiveCounters::count(int64_t slot) const {
@@ -33,6 +39,7 @@ void CollectiveCounters::end_on_stream(int64_t slot, uint64_t number, int device
                                            gpu::kHostRegisterPortable | gpu::kHostRegisterDeviceMap),
                "registering the page of counters");
     gpu::check(gpu::driver().host_address(&on_device_, mapping_.data(), 0), "addressing the page of counters");
+    device_ = device;
   }
   const auto offset = static_cast<uint64_t>(reinterpret_cast<char*>(&counted.ended) -  //
                                             static_cast<char*>(mapping_.data()));

@@ -145,7 +145,8 @@ GpuArena::Slab& GpuArena::slab_for(uint64_t nbytes) {
     Slab& last = slabs_.back();
     if (last.is_mapped && last.place.nbytes - last.used_bytes >= nbytes) return last;
   }
-  const uint64_t slab_bytes = round_up(std::max(nbytes, kSlabBytes), granularity_);
+  const uint64_t usual_bytes = slabs_.size() < kSmallSlabsMax ? kSlabBytes : kLargeSlabBytes;
+  const uint64_t slab_bytes = round_up(std::max(nbytes, usual_bytes), granularity_);
   if (slab_bytes > range_.nbytes() - used_bytes_) {
     throw Error(ErrorCode::kLimitExceeded, "the arena's addresses are used up: " + std::to_string(used_bytes_) +
                                                " bytes given out, " + std::to_string(nbytes) + " more wanted");

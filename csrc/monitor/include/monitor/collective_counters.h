@@ -43,6 +43,7 @@ class CollectiveCounters {
 
   SharedMapping mapping_;
   gpu::DevicePointer on_device_ = 0;  // 0 until the first end_on_stream()
+  int device_ = 0;                    // of the first
 };
 
 Descriptor create_counter_page();

@@ -26,7 +26,10 @@
 namespace unicron::state {
 
 constexpr size_t kPiecesMax = 65'536;
+// Few enough that the descriptors of the largest GPU's arena fit one message (253).
 constexpr uint64_t kSlabBytes = 256 << 20;
+constexpr uint64_t kLargeSlabBytes = 1 << 30;
+constexpr size_t kSmallSlabsMax = 64;
 
 // Memory of a GPU with a handle. Released when destroyed; mappings of it keep it alive.
 class GpuMemory {

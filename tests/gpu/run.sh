@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Builds, tests and measures everything about GPUs, within ten minutes, on a machine with one or two of them.
+#
+#   OUT=folder tests/gpu/run.sh [STEP ...]        all steps without arguments; wheels it needs lie in .whl/
+#
+# Each step has its own limit and its own log, and a failing one stops nothing. In OUT: log.txt (all output), summary.md
+# (a line per step), tables.md (the benches' tables), pytest.txt.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+OUT=${OUT:-$PWD/results/gpu}
+mkdir -p "$OUT"
+exec > >(tee -a "$OUT/log.txt") 2>&1
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 # multicast can take a shared host's GPUs down
+PYTHON=${PYTHON:-python3}
+SITE=/tmp/unicron-gpu-site
+export PYTHONPATH="$SITE:$PWD/python:$PWD/tests/support:$PWD/bench${PYTHONPATH:+:$PYTHONPATH}"
+export PATH="$SITE/bin:$PATH"
+
+# step NAME SECONDS COMMAND...
+step() {
+  local name=$1 limit=$2
+  shift 2
+  if [ "${#STEPS[@]}" -gt 0 ] && [[ " ${STEPS[*]} " != *" $name "* ]]; then return; fi
+  echo "=== $name: $*"
+  local begun=$SECONDS
+  timeout -s KILL "$limit" "$@"
+  local code=$?
+  echo "=== $name: exit $code after $((SECONDS - begun)) s"
+  echo "| $name | $code | $((SECONDS - begun)) s |" >>"$OUT/summary.md"
+}
+
+table() {
+  local name=$1 limit=$2
+  shift 2
+  step "$name" "$limit" bash -c '"$@" >"$0.part"; code=$?; cat "$0.part"; cat "$0.part" >>"$0"; exit $code' \
+    "$OUT/tables.md" "$@"
+}
+
+facts() {
+  nvidia-smi --query-gpu=index,name,memory.total,driver_version --format=csv
+  nvidia-smi topo -m
+  uname -r
+  nvcc --version | tail -2
+  $PYTHON -c 'import sys, torch; print(sys.version); print("torch", torch.__version__, torch.cuda.nccl.version())'
+  ls -l /dev/nvidia*
+}
+
+build() {
+  if compgen -G '.whl/*.whl' >/dev/null; then
+    $PYTHON -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$SITE" .whl/*.whl
+  fi
+  rm -rf build/cmake-* python/unicron/_core*.so
+  UNICRON_CUDA=ON UNICRON_WERROR=${UNICRON_WERROR:-ON} $PYTHON setup.py -q build_ext --inplace &&
+    $PYTHON -c 'from unicron import _core; assert _core.cuda; print(_core.__file__)'
+}
+
+wheel() { # built with CUDA, it imports where no driver is found
+  rm -rf /tmp/unicron-wheel /tmp/unicron-wheel-site
+  UNICRON_CUDA=ON $PYTHON -m pip wheel -q --no-build-isolation --no-deps -w /tmp/unicron-wheel . &&
+    $PYTHON -m pip install -q --no-index --no-deps --target /tmp/unicron-wheel-site /tmp/unicron-wheel/*.whl &&
+    (cd /tmp && PYTHONPATH=/tmp/unicron-wheel-site:$SITE $PYTHON -c \
+      'import unicron; from unicron import _core; print("wheel", _core.cuda, _core.__file__)')
+}
+
+export -f facts build wheel
+export PYTHON SITE OUT
+STEPS=("$@")
+pytest=("$PYTHON" -m pytest -q -p no:cacheprovider -s)
+
+step facts 60 bash -c facts
+step build 150 bash -c build
+step doctor 60 "$PYTHON" -m unicron.cli doctor
+step unit 60 "${pytest[@]}" tests/unit/test_native_gpu.py
+step kernels 90 "${pytest[@]}" tests/gpu/test_kernels.py
+step arena 150 "${pytest[@]}" tests/gpu/test_arena.py
+step nccl 150 "${pytest[@]}" tests/gpu/test_nccl.py
+table bench_gone 90 "$PYTHON" bench/gpu/bench_gone.py --runs 3
+table bench_arena 120 "$PYTHON" bench/gpu/bench_arena.py --runs 2
+table bench_copy 60 "$PYTHON" bench/gpu/bench_copy.py
+table bench_exact 60 "$PYTHON" bench/gpu/bench_exact.py
+table bench_groups 90 "$PYTHON" bench/gpu/bench_groups.py --runs 3
+step wheel 120 bash -c wheel
+echo "=== summary"
+cat "$OUT/summary.md"
