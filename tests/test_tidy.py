@@ -70,11 +70,11 @@ def python_files() -> list[Path]:
 
 
 def native_files() -> list[Path]:
-    return [*files(*(f"{top}/**/*.{end}" for top in ("csrc", "tests/cpp") for end in ("h", "cc", "cu")))]
+    return [*files(*(f"{top}/**/*.{end}" for top in ("csrc", "tests/cpp", "tests/fakes") for end in ("h", "cc", "cu")))]
 
 
 def build_files() -> list[Path]:
-    return [*files("Makefile", "CMakeLists.txt", "cmake/*", "tests/cpp/CMakeLists.txt", ".ci/run")]
+    return [*files("Makefile", "CMakeLists.txt", "cmake/*", "tests/cpp/CMakeLists.txt", "tests/gpu/run.sh", ".ci/run")]
 
 
 def place(path: Path, line: int = 0) -> str:

@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 import common
 from gpu_roles import role
-from unicron import _core
 
 NUM_GROUPS = 12
 

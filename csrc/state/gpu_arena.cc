@@ -52,10 +52,14 @@ std::string named(const Piece& slab) {
 }  // namespace
 
 GpuMemory GpuMemory::create(int device, uint64_t nbytes) {
-  const gpu::MemoryProperties wanted = properties(device);
+  gpu::MemoryProperties wanted = properties(device);
   gpu::MemoryHandle handle = 0;
-  check(driver().create_memory(&handle, nbytes, &wanted, 0),
-        "making " + std::to_string(nbytes) + " bytes of exportable memory on GPU " + std::to_string(device));
+  gpu::Result result = driver().create_memory(&handle, nbytes, &wanted, 0);
+  if (result != gpu::kSuccess && result != gpu::kOutOfMemory && wanted.is_rdma_capable != 0) {
+    wanted.is_rdma_capable = 0;  // the GPU can, this machine cannot
+    result = driver().create_memory(&handle, nbytes, &wanted, 0);
+  }
+  check(result, "making " + std::to_string(nbytes) + " bytes of exportable memory on GPU " + std::to_string(device));
   return GpuMemory(handle);
 }
 

@@ -3,8 +3,8 @@
 #
 #   OUT=folder tests/gpu/run.sh [STEP ...]        all steps without arguments; wheels it needs lie in .whl/
 #
-# Each step has its own limit and its own log, and a failing one stops nothing. In OUT: log.txt (all output), summary.md
-# (a line per step), tables.md (the benches' tables), pytest.txt.
+# Each step has its own limit, a failing one stops nothing, and none begins that would outlast BUDGET seconds. In OUT:
+# log.txt (all output), summary.md (a line per step), tables.md (the benches' tables), managed.jsonl, managed-logs.tgz.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-$PWD/results/gpu}
@@ -13,6 +13,7 @@ exec > >(tee -a "$OUT/log.txt") 2>&1
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 # multicast can take a shared host's GPUs down
 PYTHON=${PYTHON:-python3}
+BUDGET=${BUDGET:-570}
 SITE=/tmp/unicron-gpu-site
 export PYTHONPATH="$SITE:$PWD/python:$PWD/tests/support:$PWD/bench${PYTHONPATH:+:$PYTHONPATH}"
 export PATH="$SITE/bin:$PATH"
@@ -22,6 +23,12 @@ step() {
   local name=$1 limit=$2
   shift 2
   if [ "${#STEPS[@]}" -gt 0 ] && [[ " ${STEPS[*]} " != *" $name "* ]]; then return; fi
+  local left=$((BUDGET - SECONDS))
+  if [ "$left" -lt 15 ]; then
+    echo "| $name | not begun | $SECONDS s are over |" >>"$OUT/summary.md"
+    return
+  fi
+  [ "$limit" -gt "$left" ] && limit=$left
   echo "=== $name: $*"
   local begun=$SECONDS
   timeout -s KILL "$limit" "$@"
@@ -63,23 +70,39 @@ wheel() { # built with CUDA, it imports where no driver is found
       'import unicron; from unicron import _core; print("wheel", _core.cuda, _core.__file__)')
 }
 
-export -f facts build wheel
+managed() { # LAYOUT SIZE CASES [ITERATIONS]
+  "$PYTHON" tests/gpu/managed.py --layout "$1" --size "$2" --cases "$3" --iterations "${4:-24}" --folder results/managed
+}
+
+keep_logs() {
+  cp results/managed/managed.jsonl "$OUT/" 2>/dev/null
+  tar -czf "$OUT/managed-logs.tgz" --exclude='*.npy' results/managed 2>/dev/null
+}
+
+export -f facts build wheel managed
 export PYTHON SITE OUT
 STEPS=("$@")
 pytest=("$PYTHON" -m pytest -q -p no:cacheprovider -s)
+all_kills=kill-compute,kill-reduce,kill-commit,kill-step,segv-compute,exception-compute,kill-now
 
 step facts 60 bash -c facts
-step build 150 bash -c build
-step doctor 60 "$PYTHON" -m unicron.cli doctor
-step unit 60 "${pytest[@]}" tests/unit/test_native_gpu.py
+step build 240 bash -c build
+step unit 60 "${pytest[@]}" tests/unit/test_native_gpu.py tests/unit/test_nccl_groups.py tests/unit/test_arena_keeper.py
 step kernels 90 "${pytest[@]}" tests/gpu/test_kernels.py
 step arena 150 "${pytest[@]}" tests/gpu/test_arena.py
 step nccl 150 "${pytest[@]}" tests/gpu/test_nccl.py
-table bench_gone 90 "$PYTHON" bench/gpu/bench_gone.py --runs 3
-table bench_arena 120 "$PYTHON" bench/gpu/bench_arena.py --runs 2
-table bench_copy 60 "$PYTHON" bench/gpu/bench_copy.py
-table bench_exact 60 "$PYTHON" bench/gpu/bench_exact.py
-table bench_groups 90 "$PYTHON" bench/gpu/bench_groups.py --runs 3
+step template 60 "${pytest[@]}" tests/gpu/test_template.py
+table managed_dp2 150 bash -c "managed 1,1,2 small $all_kills"
+table bench_gone 60 "$PYTHON" bench/gpu/bench_gone.py --runs 3
+table bench_arena 60 "$PYTHON" bench/gpu/bench_arena.py --runs 2
+table bench_copy 40 "$PYTHON" bench/gpu/bench_copy.py
+table bench_groups 60 "$PYTHON" bench/gpu/bench_groups.py --runs 2
+table bench_exact 40 "$PYTHON" bench/gpu/bench_exact.py
+table managed_tp2 100 bash -c 'managed 2,1,1 small kill-compute,kill-reduce,kill-commit'
+table managed_pp2 100 bash -c 'managed 1,2,1 small kill-compute,kill-reduce,kill-commit'
+table managed_350m 200 bash -c 'managed 1,1,2 350m kill-compute,kill-reduce,kill-step'
+step doctor 30 "$PYTHON" -m unicron.cli doctor
 step wheel 120 bash -c wheel
+keep_logs
 echo "=== summary"
 cat "$OUT/summary.md"

@@ -109,7 +109,7 @@ def rank_of_twelve(line: Line, rank: int, num_groups: int, die: bool) -> None:
     line.send(
         {"called_ms": called_ms, "stream_free_ms": freed, "all_ended": ended, "all_ms": all_ms, "healthy": healthy,
          "states": sorted({table.state(g) for g in range(num_groups)}), "ending_ms": table.ending_ms(),
-         "made_ms": made_ms, "by_difference": by_difference,
+         "made_ms": made_ms, "by_difference": by_difference, "nccl": _core.nccl_version(),
          "freed_bytes": torch.cuda.mem_get_info()[0] - before}
     )  # fmt: skip
     line.receive()
@@ -188,7 +188,6 @@ def torch_rank(line: Line, rank: int, port: int) -> None:
     groups = []
     for number in range(3):
         group = dist.ProcessGroupNCCL(dist.PrefixStore(f"g{number}", store), rank, 2, options)
-        group.eager_connect_single_device(torch.device("cuda", rank))
         groups.append(group)
     data = torch.ones(1 << 22, device="cuda")
     for group in groups:

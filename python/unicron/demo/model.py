@@ -1,14 +1,15 @@
 """The demo's model: an ordinary megatron-core GPT, built with its own classes and nothing of
 unicron.
 
-4 layers x 64, 4 heads, 64 tokens, bytes as vocabulary: small enough for two CPU cores, with every
-part that healing has to know: tensor-parallel layers, pipeline stages, embeddings tied between the
+4 layers x 64, 4 heads, 64 tokens, bytes as vocabulary: small enough for two CPU cores (SIZES has a larger one, for a
+GPU), with every part that healing has to know: tensor-parallel layers, pipeline stages, embeddings tied between the
 first and the last stage, DDP's flat gradient buffers, Megatron's optimizer and scheduler. What is
 switched off for a CPU is listed in training/megatron_cpu.py (CONFIG)."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,10 +25,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from unicron.training import megatron_cpu
 from unicron.types import Layout
 
-NUM_LAYERS = 4
-HIDDEN = 64
-NUM_HEADS = 4
-SEQ_LENGTH = 64
+# layers, hidden size, heads, tokens, dtype; UNICRON_DEMO_SIZE chooses
+SIZES = {
+    "small": (4, 64, 4, 64, torch.float32),
+    "350m": (30, 1024, 16, 1024, torch.bfloat16),
+}
+NUM_LAYERS, HIDDEN, NUM_HEADS, SEQ_LENGTH, DTYPE = SIZES[os.environ.get("UNICRON_DEMO_SIZE", "small")]
 VOCABULARY = 256
 LEARNING_RATE = 3e-3
 WARMUP_ITERATIONS = 5
@@ -38,6 +41,8 @@ MODEL_SEED = 1234
 def build(layout: Layout) -> tuple[Any, Any, Any]:
     """(DDP model, Megatron optimizer, scheduler) of this rank. parallel_state must stand."""
     tensor_parallel.model_parallel_cuda_manual_seed(MODEL_SEED)
+    if torch.cuda.is_available():
+        make_deterministic()
     config = transformer_config(layout)
     torch.manual_seed(MODEL_SEED)
     model = GPTModel(
@@ -50,14 +55,37 @@ def build(layout: Layout) -> tuple[Any, Any, Any]:
         share_embeddings_and_output_weights=True,
         position_embedding_type="learned_absolute",
     )
-    ddp = DistributedDataParallelConfig(overlap_grad_reduce=False, use_distributed_optimizer=False)
-    model = DistributedDataParallel(config, ddp, model)
+    ddp = DistributedDataParallelConfig(
+        overlap_grad_reduce=False, use_distributed_optimizer=False, grad_reduce_in_fp32=DTYPE is torch.bfloat16
+    )
+    if torch.cuda.is_available():
+        model = model.cuda()
+    model = DistributedDataParallel(config, ddp, wrapped(config, model))
     optimizer = get_megatron_optimizer(
-        OptimizerConfig(optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD),
+        OptimizerConfig(
+            optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD,
+            bf16=DTYPE is torch.bfloat16, params_dtype=DTYPE,
+        ),
         [model],
         use_gloo_process_groups=False,
     )
     return model, optimizer, build_scheduler(optimizer, layout)
+
+
+def wrapped(config: TransformerConfig, model: Any) -> Any:
+    """A half-precision model is wrapped so that inputs and outputs are converted, as Megatron's own script does."""
+    if DTYPE is torch.float32:
+        return model
+    from megatron.core.transformer.module import Float16Module
+
+    return Float16Module(config, model)
+
+
+def make_deterministic() -> None:
+    """Equal digests need kernels whose sums have one order."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def transformer_config(layout: Layout) -> TransformerConfig:
@@ -68,12 +96,14 @@ def transformer_config(layout: Layout) -> TransformerConfig:
         num_attention_heads=NUM_HEADS,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
-        pipeline_dtype=torch.float32,
-        params_dtype=torch.float32,
+        pipeline_dtype=DTYPE,
+        params_dtype=DTYPE,
+        bf16=DTYPE is torch.bfloat16,
+        deterministic_mode=torch.cuda.is_available(),
         attention_dropout=0.0,
         hidden_dropout=0.0,
         calculate_per_token_loss=True,
-        **megatron_cpu.CONFIG,
+        **{**megatron_cpu.CONFIG, "use_cpu_initialization": not torch.cuda.is_available()},
     )
 
 

@@ -30,6 +30,7 @@ from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory, even_optimizer_steps
+from unicron.training.nccl_groups import exchange
 from unicron.training.store import RendezvousStore
 from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
@@ -119,6 +120,11 @@ class Engine:
             finally:
                 self.link.pulse.set_waiting(False)
 
+    def _settle(self, *, inside: bool) -> None:
+        """What was begun has ended, and its results are good; raises when a group that was used was ended meanwhile."""
+        self.memory.synchronize()
+        self.groups.require_whole(inside=inside)
+
     def _pulse(self, stage: Stage, micro_batch: int = -1, *, waiting: bool = False) -> None:
         self._micro_batch = micro_batch
         self.link.pulse.advance(int(stage), self.machine.record.iteration, micro_batch)
@@ -161,6 +167,7 @@ class Engine:
         if aside is not None:
             compute.tie(self.model, self.computation.config)
             self.gradients.put_back(aside, reduced)
+        self._settle(inside=True)
         self.ledger.set_begun(self.machine.record.done)
         return on.Done()
 
@@ -169,6 +176,7 @@ class Engine:
         self._maybe_fault(FaultPoint.TIE)
         if not action.extra:  # extra sums were tied before they were added to the whole ones
             compute.tie(self.model, self.computation.config)
+            self._settle(inside=True)
         return on.Done()
 
     def _reduce(self, action: do.Reduce) -> on.AnyEvent:
@@ -178,7 +186,8 @@ class Engine:
                 self._maybe_fault(FaultPoint.REDUCE)
 
         shared = tuple(map(self.groups.data_index, action.shared))
-        self.gradients.reduce(self.ledger, self.groups.data_group(), shared, before)
+        group = self.groups.data_group()
+        self.gradients.reduce(self.ledger, group, shared, before, lambda: self._settle(inside=False))
         return on.Done()
 
     def _commit(self, action: do.Commit) -> on.AnyEvent:
@@ -192,13 +201,14 @@ class Engine:
         sumsq = self.gradients.sum_of_squares()
         finite = math.isfinite(sumsq)
         scalars = self.memory.scalars
-        vector = torch.tensor(
+        vector = torch.tensor(  # on the GPU, where the group is NCCL's
             [1.0, float(plan.epoch), float(scalars[0]) if speaks else 0.0,
              sumsq if speaks and finite else 0.0, 0.0 if finite else 1.0, float(scalars[1]) if speaks else 0.0],
-            dtype=torch.float64,
+            dtype=torch.float64, device=self.memory.device,
         )  # fmt: skip
         if len(plan.ranks) > 1:
             dist.all_reduce(vector, group=self.groups.world)
+            self._settle(inside=False)
         count, epochs, tokens, squares, found_inf, loss = vector.tolist()
         if count != len(plan.ranks) or epochs != count * plan.epoch:
             raise AssertionError(f"commit of epoch {plan.epoch}: {count} ranks, epochs sum to {epochs}")
@@ -207,14 +217,16 @@ class Engine:
     def _confirm(self, action: do.Confirm) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)
         group = self.groups.replica_group()
-        mine = torch.zeros(6, dtype=torch.float64)
+        mine = torch.zeros(6, dtype=torch.float64, device=self.memory.device)
         if action.result is not None:
             r = action.result
             mine = torch.tensor(
-                [1.0, r.iteration, r.tokens, r.sumsq, r.found_inf, r.loss_sum], dtype=torch.float64
-            )
-        all_of_them = [torch.zeros(6, dtype=torch.float64) for _ in range(dist.get_world_size(group))]
+                [1.0, r.iteration, r.tokens, r.sumsq, r.found_inf, r.loss_sum], dtype=torch.float64,
+                device=self.memory.device,
+            )  # fmt: skip
+        all_of_them = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
         dist.all_gather(all_of_them, mine, group=group)
+        self._settle(inside=True)
         seen = next((x.tolist() for x in all_of_them if x[0] > 0), None)
         return on.Confirmed(None if seen is None else CommitResult(int(seen[1]), *seen[2:]))
 
@@ -224,6 +236,7 @@ class Engine:
         kind = self.link.pulse.take_fault(int(FaultPoint.STEP), action.commit.iteration, -1)
         half_way = (lambda: self._fault(kind, FaultPoint.STEP)) if kind else None
         self.stepper.step(action.commit, half_way)
+        self.memory.synchronize()  # the next line says that it is done
         self.ledger.end_step(action.commit.iteration + 1, self.stepper.extra_state())
         tokens = max(action.commit.tokens, 1.0)
         self.link.pulse.committed(action.commit.iteration, action.commit.loss_sum / tokens)
@@ -274,6 +287,7 @@ class Engine:
         made = self.groups.rebuild_inside(action.plan, action.touched, self._store(action.plan))
         if action.plan.kind is PlanKind.START:
             compute.share_tied_weight(self.model)
+            self._settle(inside=True)
         self.account.groups_made(made)
         return on.Done()
 
@@ -291,16 +305,29 @@ class Engine:
             extra = self.stepper.extra_tensor()
             for target in fetch.targets:
                 for piece in [*self.memory.state_pieces(), extra]:
-                    dist.send(piece, group_dst=self.groups.data_index(target), group=group)
+                    self._send(piece, self.groups.data_index(target), group)
         elif self.rank in fetch.targets:
             self.ledger.begin_step()  # torn until the last piece is here
             extra = self.stepper.extra_tensor()
             for piece in [*self.memory.state_pieces(), extra]:
-                dist.recv(piece, group_src=self.groups.data_index(fetch.source), group=group)
+                self._receive(piece, self.groups.data_index(fetch.source), group)
+            self._settle(inside=False)
             self.stepper.load_extra(bytes(extra.numpy().tobytes()))
             self.ledger.end_step(action.iteration, self.stepper.extra_state())
             self.account.state_source = "replica"
         return on.Done()
+
+    def _send(self, piece: torch.Tensor, peer: int, group: Any) -> None:
+        if self.memory.pool is None:
+            dist.send(piece, group_dst=peer, group=group)
+        else:
+            exchange(piece, peer, group, self.memory.device, receives=False)
+
+    def _receive(self, piece: torch.Tensor, peer: int, group: Any) -> None:
+        if self.memory.pool is None:
+            dist.recv(piece, group_src=peer, group=group)
+        else:
+            exchange(piece, peer, group, self.memory.device, receives=True)
 
     def _load_checkpoint(self, action: do.LoadCheckpoint) -> on.AnyEvent:
         assert self.load_checkpoint is not None
@@ -344,6 +371,7 @@ class Engine:
                 raise NoPlanCame(f"no epoch after {epoch} within {AWAIT_PLAN_MS_MAX} ms: {why}")
 
     def close(self) -> None:
+        self.groups.close()
         for client in self._clients.values():
             client.close()
 
