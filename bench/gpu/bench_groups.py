@@ -40,7 +40,7 @@ def main() -> None:
     runs = [one_run() for _ in range(options.runs)]
     bench = common.Bench(
         "ending communicators", unit="ms",
-        configuration={"communicators": NUM_GROUPS, "nccl": _core.nccl_version()},
+        configuration={"communicators": NUM_GROUPS, "nccl": runs[0]["nccl"]},
     )  # fmt: skip
     bench.add("hung stream free", [ms for run in runs for ms in run["stream_free_ms"]])
     bench.add("all ended", [run["all_ms"] for run in runs])

@@ -75,6 +75,7 @@ def test_slabs_without_descriptors_are_refused(server: WorkerServer) -> None:
     assert serve(server) == []
     line.settimeout(2)
     assert line.recv(1) == b""  # the connection is closed
+    line.close()
     os.close(fd)
     server.close()
 
