@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -99,6 +101,8 @@ class Runs:
         for path in folder.rglob("*.jsonl"):
             for line in read_lines(path):
                 if line.get("event") == "iteration":
+                    if line["iteration"] < 4:  # kernels are loaded in these
+                        continue
                     times.append((line["commit_ns"] - line["start_ns"]) / 1e6)
                     losses[line["iteration"]] = line["loss"]
         for path in folder.glob("*.npy"):
@@ -108,6 +112,30 @@ class Runs:
             "max_ms": round(max(times[-60:]), 1) if times else None,
             "last_loss": losses[max(losses)] if losses else None, "iterations": len(losses),
         }  # fmt: skip
+
+
+def unmanaged(options: argparse.Namespace, layout: Layout, environment: dict[str, str]) -> float | None:
+    """The same script in plain processes: median iteration in ms."""
+    folder = (options.folder / "runs" / "unmanaged").resolve()
+    logs = options.folder / "logs" / "unmanaged"
+    for made in (folder, logs):
+        made.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "unicron.demo.plain", str(layout.world_size), str(port), str(logs)]
+    command += ["--iterations", str(options.iterations), "--results", str(folder), "--tp", str(layout.tp)]
+    command += ["--pp", str(layout.pp), "--micro-batch", str(layout.micro_batch)]
+    command += ["--num-micro-batches", str(layout.num_micro_batches)]
+    settings = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1", **environment}
+    result = subprocess.run(command, env=settings, check=False, timeout=options.timeout)
+    times = [
+        (line["commit_ns"] - line["start_ns"]) / 1e6
+        for path in folder.glob("rank_*.jsonl")
+        for line in read_lines(path)
+        if line.get("event") == "iteration" and line["iteration"] >= 4
+    ]
+    return round(statistics.median(times), 1) if times and result.returncode == 0 else None
 
 
 def row(result: dict[str, Any], is_same: bool) -> str:
@@ -128,19 +156,27 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=24)
     parser.add_argument("--at", type=int, default=12, help="iteration of the fault")
     parser.add_argument("--timeout", type=float, default=90)
+    parser.add_argument("--unmanaged", action="store_true", help="also the same script in plain processes")
+    parser.add_argument("--pretend", action="store_true", help="no GPU here: tests/support/pretend_gpu.py")
     parser.add_argument("--folder", type=Path, default=Path("results/managed"))
     options = parser.parse_args()
     tp, pp, dp = map(int, options.layout.split(","))
     layout = Layout(tp=tp, pp=pp, dp=dp, micro_batch=2, num_micro_batches=4 * dp)
     options.folder = options.folder / f"{options.size}-{options.layout.replace(',', '-')}"
     environment = {"UNICRON_DEMO_SIZE": options.size, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    imports = IMPORTS
+    if options.pretend:
+        imports = IMPORTS.replace("unicron.demo.model", "pretend_gpu,unicron.demo.model")
+        environment |= pretended()
     cluster = LocalCluster(
-        num_agents=dp, slots=tp * pp, understudies=1, imports=IMPORTS, environment=environment,
+        num_agents=dp, slots=tp * pp, understudies=1, imports=imports, environment=environment,
         log_dir=options.folder / "logs" / "cluster",
     )  # fmt: skip
     print(f"\nmanaged, {options.size}, tp {tp} pp {pp} dp {dp}, fault at iteration {options.at}; times in ms\n")
     print("| case | end | bits | iteration | detect | decide | resume | lost | run s |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    if options.unmanaged:
+        print(f"| unmanaged | - | - | {unmanaged(options, layout, environment)} | - | - | - | - | - |", flush=True)
     wrong = 0
     with (options.folder.parent / "managed.jsonl").open("a") if _made(options.folder) else open(os.devnull, "w") as log:
         try:
@@ -158,6 +194,13 @@ def main() -> int:
         finally:
             cluster.stop()
     return 1 if wrong else 0
+
+
+def pretended() -> dict[str, str]:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+    import fakes
+
+    return {"LD_LIBRARY_PATH": str(fakes.build()), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
 def _made(folder: Path) -> bool:

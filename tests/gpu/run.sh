@@ -70,8 +70,8 @@ wheel() { # built with CUDA, it imports where no driver is found
       'import unicron; from unicron import _core; print("wheel", _core.cuda, _core.__file__)')
 }
 
-managed() { # LAYOUT SIZE CASES [ITERATIONS]
-  "$PYTHON" tests/gpu/managed.py --layout "$1" --size "$2" --cases "$3" --iterations "${4:-24}" --folder results/managed
+managed() { # LAYOUT SIZE CASES
+  "$PYTHON" tests/gpu/managed.py --layout "$1" --size "$2" --cases "$3" --unmanaged --folder results/managed
 }
 
 keep_logs() {

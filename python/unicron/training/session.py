@@ -30,6 +30,7 @@ from unicron.training.engine import Engine, Left
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink
 from unicron.training.memory import StateMemory
+from unicron.training.rehearsal import rehearse
 from unicron.training.roles import RoleChanged
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 
@@ -147,8 +148,9 @@ class Session:
         memory = StateMemory(model, optimizer, staging, self._pool)
         device = None if self._pool is None else self._pool.device
         groups = Groups(self.rank, self.layout, self._link.monitor, self._link.pulse, device)
-        if device is not None:
+        if device is not None and self._is_waiting:
             gpu.warm_up(device)
+            rehearse(model, optimizer, self.layout, device)
         groups.adopt_handles([model, optimizer, getattr(model, "config", None)])
         plan = self._take_role()
         engine = Engine(self._link, self.rank, self.layout, model, optimizer, scheduler, memory, groups)
