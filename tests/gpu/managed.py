@@ -127,6 +127,7 @@ def unmanaged(options: argparse.Namespace, layout: Layout, environment: dict[str
     command += ["--iterations", str(options.iterations), "--results", str(folder), "--tp", str(layout.tp)]
     command += ["--pp", str(layout.pp), "--micro-batch", str(layout.micro_batch)]
     command += ["--num-micro-batches", str(layout.num_micro_batches)]
+    command += ["--sharded"] if layout.sharded else []
     settings = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1", **environment}
     result = subprocess.run(command, env=settings, check=False, timeout=options.timeout)
     times = [
@@ -152,6 +153,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layout", default="1,1,2", help="tp,pp,dp")
     parser.add_argument("--size", default="small")
+    parser.add_argument("--sharded", action="store_true", help="the distributed optimizer")
     parser.add_argument("--cases", default="kill-compute")
     parser.add_argument("--iterations", type=int, default=24)
     parser.add_argument("--at", type=int, default=12, help="iteration of the fault")
@@ -161,8 +163,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("results/managed"))
     options = parser.parse_args()
     tp, pp, dp = map(int, options.layout.split(","))
-    layout = Layout(tp=tp, pp=pp, dp=dp, micro_batch=2, num_micro_batches=4 * dp)
-    options.folder = options.folder / f"{options.size}-{options.layout.replace(',', '-')}"
+    layout = Layout(tp=tp, pp=pp, dp=dp, micro_batch=2, num_micro_batches=4 * dp, sharded=options.sharded)
+    kind = "sharded" if options.sharded else "plain"
+    options.folder = options.folder / f"{options.size}-{options.layout.replace(',', '-')}-{kind}"
     environment = {"UNICRON_DEMO_SIZE": options.size, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     imports = IMPORTS
     if options.pretend:
@@ -172,7 +175,7 @@ def main() -> int:
         num_agents=dp, slots=tp * pp, understudies=1, imports=imports, environment=environment,
         log_dir=options.folder / "logs" / "cluster",
     )  # fmt: skip
-    print(f"\nmanaged, {options.size}, tp {tp} pp {pp} dp {dp}, fault at iteration {options.at}; times in ms\n")
+    print(f"\nmanaged, {options.size}, {kind}, tp {tp} pp {pp} dp {dp}, fault at iteration {options.at}; times in ms\n")
     print("| case | end | bits | iteration | detect | decide | resume | lost | run s |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     if options.unmanaged:
@@ -190,7 +193,8 @@ def main() -> int:
                 is_same = len(digests) == layout.world_size and digests == reference["digests"]
                 wrong += not (is_same and result["phase"] == "done")
                 print(row(result, is_same), flush=True)
-                log.write(json.dumps({"layout": options.layout, "size": options.size, **result}, default=str) + "\n")
+                setting = {"layout": options.layout, "size": options.size, "optimizer": kind}
+                log.write(json.dumps({**setting, **result}, default=str) + "\n")
         finally:
             cluster.stop()
     return 1 if wrong else 0

@@ -73,8 +73,8 @@ class Groups(nccl_groups.NcclGroups):
 
 
 class Memory(memory.StateMemory):
-    def __init__(self, model: Any, optimizer: Any, staging_bytes: int, pool: Any) -> None:
-        super().__init__(model, optimizer, staging_bytes, None)
+    def __init__(self, model: Any, optimizer: Any, staging_bytes: int, undo_bytes: int, pool: Any) -> None:
+        super().__init__(model, optimizer, staging_bytes, undo_bytes, None)
         self.pool = self._pretended = pool
 
     def adopt(self, fd: int, gpu_fds: tuple[int, ...] = (), sizes: tuple[int, ...] = ()) -> None:

@@ -120,6 +120,9 @@ def _decide(step: Step, task: TaskState, refills: Refills) -> None:
         for m in former.members
         if layout.replica_of(m.rank) not in refills.leaving
     }
+    if refills.leaving and layout.sharded:
+        suspend(step, task, f"replicas {sorted(refills.leaving)} left with their shards of the optimizer's state")
+        return
     if not members:
         suspend(step, task, "no whole or refillable replica is left")
         return

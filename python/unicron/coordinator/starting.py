@@ -115,6 +115,9 @@ def _drop(step: Step, task: TaskState, dropped: set[int]) -> None:
     """Begin with the replicas whose nodes are there; the others join when they come back."""
     layout = task.job.layout
     left = {r: n for r, n in task.placement.items() if layout.replica_of(r) not in dropped}
+    if layout.sharded:
+        suspend(step, task, f"no node for the shards of replicas {sorted(dropped)}")
+        return
     if not left:
         suspend(step, task, "no replica's nodes are left")
         return
@@ -191,7 +194,8 @@ def _place_and_start(step: Step, task: TaskState, reason: str) -> bool:
     before, task.placement = task.placement, {}  # its own former slots are free now
     placed = place_replicas(layout, tuple(range(layout.dp)), free_slots(step.state))
     task.placement = before
-    if not placed or (not task.job.managed and len(placed) < layout.world_size):
+    needs_all = layout.sharded or not task.job.managed
+    if not placed or (needs_all and len(placed) < layout.world_size):
         return False
     step.write(RolesPlaced(task.name, placed), reason)
     task.is_restarting = False

@@ -56,15 +56,16 @@ def build(layout: Layout) -> tuple[Any, Any, Any]:
         position_embedding_type="learned_absolute",
     )
     ddp = DistributedDataParallelConfig(
-        overlap_grad_reduce=False, use_distributed_optimizer=False, grad_reduce_in_fp32=DTYPE is torch.bfloat16
-    )
+        overlap_grad_reduce=False, use_distributed_optimizer=layout.sharded,
+        grad_reduce_in_fp32=DTYPE is torch.bfloat16,
+    )  # fmt: skip
     if torch.cuda.is_available():
         model = model.cuda()
     model = DistributedDataParallel(config, ddp, wrapped(config, model))
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD,
-            bf16=DTYPE is torch.bfloat16, params_dtype=DTYPE,
+            use_distributed_optimizer=layout.sharded, bf16=DTYPE is torch.bfloat16, params_dtype=DTYPE,
         ),
         [model],
         use_gloo_process_groups=False,

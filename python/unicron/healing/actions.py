@@ -39,13 +39,27 @@ class Commit(Action, frozen=True):
 
 
 class Confirm(Action, frozen=True):
-    """Inside the replica: did anybody see the commit's result? Answered by Confirmed(result or None)."""
+    """Inside the replica: did anybody see the commit's result? Answered by Confirmed(result or None).
+
+    Report text first, if not empty: between replicas something broke that no plan explains yet.
+    """
 
     result: CommitResult | None
+    report: str = ""
 
 
 class Step(Action, frozen=True):
     commit: CommitResult
+
+
+class Gather(Action, frozen=True):
+    """Sharded optimizer: each replica's shard of the stepped parameters goes to all, in place; may be done again."""
+
+
+class Settle(Action, frozen=True):
+    """Inside the replica: did what was between replicas end well for every member? Answered by Settled."""
+
+    ok: bool
 
 
 class ExchangeInside(Action, frozen=True):
@@ -115,6 +129,6 @@ class Leave(Action, frozen=True):
 
 
 AnyAction = (
-    Compute | Tie | Reduce | Commit | Confirm | Step | ExchangeInside | RebuildInside | ExchangeWorld
+    Compute | Tie | Reduce | Commit | Confirm | Step | Gather | Settle | ExchangeInside | RebuildInside | ExchangeWorld
     | RebuildCross | FetchState | LoadCheckpoint | AwaitPlan | ReportStateLost | EndIteration | Ready | Leave
 )  # fmt: skip

@@ -34,7 +34,8 @@ from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 if TYPE_CHECKING:
     from unicron.sim.agent_host import AgentHost
 
-INSIDE = (do.Compute, do.Tie, do.Confirm, do.RebuildInside)
+SLICE_MS = 250.0  # of a wait in a group
+INSIDE = (do.Compute, do.Tie, do.Confirm, do.Settle, do.RebuildInside)
 
 
 class SimWorker:
@@ -203,12 +204,21 @@ class SimWorker:
         plan = self._asked_for
         self.memory = memory
         if adopted:
+            self._finish_open_step()
             record = memory.read(self.rank)
         else:
             fresh = plan.kind is PlanKind.START
             record = Record(self.rank, 0, Stage.STARTING, has_state=fresh, num_segments=NUM_SEGMENTS)
         self.machine = machine_for(self.world.options.plant, self.rank, self.layout)
         self.run(on.Joined(plan, record))
+
+    def _finish_open_step(self) -> None:
+        """A sharded step has an undo area: the heir of a process that died in it goes on where it stood."""
+        memory = self.memory
+        commit = memory.commit
+        if self.layout.sharded and memory.is_torn and commit is not None and commit.iteration == memory.iteration:
+            self.world.count("undone")
+            memory.end_step(memory.iteration + 1, gathered=False)
 
     # ------------------------------------------------------------ the loop
 
@@ -249,10 +259,18 @@ class SimWorker:
                 self._commit()
             case do.Confirm():
                 self._advance(Stage.COMMIT, waiting=True)
+                if action.report:
+                    self._report(action.report, inside=False)
                 tag = ("confirm", self.memory.iteration)
                 self._within(self.inside, tag, action.result, self._confirmed)
             case do.Step():
                 self._step(action.commit)
+            case do.Gather():
+                self._gather_shards()
+            case do.Settle(ok=ok):
+                self._advance(Stage.GATHER, waiting=True)
+                tag = ("settle", self.memory.iteration)
+                self._within(self.inside, tag, ok, lambda results: self.run(on.Settled(all(results.values()))))
             case do.ExchangeInside() | do.RebuildInside():
                 replica = self.layout.replica_of(self.rank)
                 self._gather(action, self.layout.replica_ranks(replica), ("inside", replica))
@@ -271,7 +289,7 @@ class SimWorker:
             case do.AwaitPlan():
                 self._advance(Stage.HEAL, waiting=True)
                 if action.report:
-                    self._report(action)
+                    self._report(action.report, inside=action.inside)
                 self._loop(0.1, self._plan_came)
             case do.ReportStateLost():
                 self._advance(Stage.HEAL, waiting=True)
@@ -301,6 +319,7 @@ class SimWorker:
         """A collective in a group; alone when there is none."""
         self.then = then
         token = self.token = object()
+        self._later(SLICE_MS, lambda: self._say_waiting(token))
         if group is None:
             self._loop(0.1, lambda: self.completed(token, {self.rank: payload}))
             return
@@ -308,6 +327,11 @@ class SimWorker:
             group.enter(self.rank, tag, payload, token, participants)
         except AssertionError as error:
             self.world.violate(f"{self.name}: {error}")
+
+    def _say_waiting(self, token: object) -> None:
+        """training/watched_group.py: who waits longer than a slice says so in its pulse."""
+        if token is self.token and not self.is_deadlocked:
+            self.is_waiting = True
 
     def completed(self, token: object, results: dict[Rank, Any]) -> None:
         def go_on() -> None:
@@ -341,6 +365,8 @@ class SimWorker:
         self._loop(self.rng.uniform(0.1, 1.0), lambda: self.run(on.IterationBegun(iteration)))
 
     def _compute(self, action: do.Compute) -> None:
+        if not self.memory.gathered:
+            self.world.violate(f"{self.name} computes iteration {action.iteration} without the others' shards")
         self._reduced_before = self.memory.reduced
         if not action.extra:
             self.memory.segments = [()] * NUM_SEGMENTS
@@ -418,10 +444,23 @@ class SimWorker:
 
         def stepped() -> None:
             self.world.checkers.stepped(self, commit)
-            self.memory.end_step(commit.iteration + 1)
+            self.memory.end_step(commit.iteration + 1, gathered=not self.layout.sharded)
             self._done()
 
         self._loop(self.rng.uniform(1.0, 4.0), stepped)
+
+    def _gather_shards(self) -> None:
+        """Every replica's shard must be of the same version, and there must be one of each replica."""
+        self._advance(Stage.GATHER, waiting=True)
+        replica, iteration = self.layout.replica_of(self.rank), self.memory.iteration
+
+        def gathered(results: dict[Rank, tuple[int, int]]) -> None:
+            if set(results.values()) != {(r, iteration) for r in range(self.layout.dp)}:
+                self.world.violate(f"{self.name} at {iteration} gathers shards {sorted(results.values())}")
+            self.memory.gathered = True
+            self._done()
+
+        self._within(self.data, ("gather", iteration), (replica, iteration), gathered)
 
     def _ended(self, action: do.EndIteration) -> None:
         iteration = action.commit.iteration
@@ -520,12 +559,12 @@ class SimWorker:
         self.memory.end_step(iteration)
         self.run(on.CheckpointLoaded(iteration))
 
-    def _report(self, action: do.AwaitPlan) -> None:
+    def _report(self, text: str, *, inside: bool) -> None:
         assert self.machine is not None
         self.say(
             CollectiveFailed(
                 self.name, self.rank, self.machine._newest(), self.memory.iteration, self.stage,
-                action.inside, action.report,
+                inside, text,
             )
         )  # fmt: skip
 

@@ -78,7 +78,8 @@ class Engine:
         self._micro_batch = -1
         self._handlers: dict[type[do.Action], Callable[[Any], on.AnyEvent]] = {
             do.Compute: self._compute, do.Tie: self._tie, do.Reduce: self._reduce, do.Commit: self._commit,
-            do.Confirm: self._confirm, do.Step: self._step, do.ExchangeInside: self._exchange_inside,
+            do.Confirm: self._confirm, do.Step: self._step, do.Gather: self._gather, do.Settle: self._settle,
+            do.ExchangeInside: self._exchange_inside,
             do.RebuildInside: self._rebuild_inside, do.ExchangeWorld: self._exchange_world,
             do.RebuildCross: self._rebuild_cross, do.FetchState: self._fetch_state,
             do.LoadCheckpoint: self._load_checkpoint, do.AwaitPlan: self._await_plan,
@@ -111,7 +112,7 @@ class Engine:
             except Exception as error:
                 if not is_collective_error(error):
                     raise
-                inside = isinstance(action, (do.Compute, do.Tie, do.Confirm, do.RebuildInside))
+                inside = isinstance(action, (do.Compute, do.Tie, do.Confirm, do.Settle, do.RebuildInside))
                 if isinstance(error, (GroupInterrupted, StoreError)):
                     inside = inside and self.link.monitor.newest_epoch() <= self.machine._newest()
                 reduced = self.ledger.segments_reduced if isinstance(action, do.Reduce) else -1
@@ -120,7 +121,7 @@ class Engine:
             finally:
                 self.link.pulse.set_waiting(False)
 
-    def _settle(self, *, inside: bool) -> None:
+    def _require_good(self, *, inside: bool) -> None:
         """What was begun has ended, and its results are good; raises when a group that was used was ended meanwhile."""
         self.memory.synchronize()
         self.groups.require_whole(inside=inside)
@@ -167,7 +168,7 @@ class Engine:
         if aside is not None:
             compute.tie(self.model, self.computation.config)
             self.gradients.put_back(aside, reduced)
-        self._settle(inside=True)
+        self._require_good(inside=True)
         self.ledger.set_begun(self.machine.record.done)
         return on.Done()
 
@@ -176,7 +177,7 @@ class Engine:
         self._maybe_fault(FaultPoint.TIE)
         if not action.extra:  # extra sums were tied before they were added to the whole ones
             compute.tie(self.model, self.computation.config)
-            self._settle(inside=True)
+            self._require_good(inside=True)
         return on.Done()
 
     def _reduce(self, action: do.Reduce) -> on.AnyEvent:
@@ -187,7 +188,7 @@ class Engine:
 
         shared = tuple(map(self.groups.data_index, action.shared))
         group = self.groups.data_group()
-        self.gradients.reduce(self.ledger, group, shared, before, lambda: self._settle(inside=False))
+        self.gradients.reduce(self.ledger, group, shared, before, lambda: self._require_good(inside=False))
         return on.Done()
 
     def _commit(self, action: do.Commit) -> on.AnyEvent:
@@ -208,7 +209,7 @@ class Engine:
         )  # fmt: skip
         if len(plan.ranks) > 1:
             dist.all_reduce(vector, group=self.groups.world)
-            self._settle(inside=False)
+            self._require_good(inside=False)
         count, epochs, tokens, squares, found_inf, loss = vector.tolist()
         if count != len(plan.ranks) or epochs != count * plan.epoch:
             raise AssertionError(f"commit of epoch {plan.epoch}: {count} ranks, epochs sum to {epochs}")
@@ -216,6 +217,8 @@ class Engine:
 
     def _confirm(self, action: do.Confirm) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)
+        if action.report:
+            self._report(action.report, inside=False)
         group = self.groups.replica_group()
         mine = torch.zeros(6, dtype=torch.float64, device=self.memory.device)
         if action.result is not None:
@@ -226,22 +229,63 @@ class Engine:
             )  # fmt: skip
         all_of_them = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
         dist.all_gather(all_of_them, mine, group=group)
-        self._settle(inside=True)
+        self._require_good(inside=True)
         seen = next((x.tolist() for x in all_of_them if x[0] > 0), None)
         return on.Confirmed(None if seen is None else CommitResult(int(seen[1]), *seen[2:]))
 
     def _step(self, action: do.Step) -> on.AnyEvent:
         self._pulse(Stage.STEP)
-        self.ledger.begin_step()
+        self.ledger.begin_step(undoable=self.layout.sharded)
         kind = self.link.pulse.take_fault(int(FaultPoint.STEP), action.commit.iteration, -1)
         half_way = (lambda: self._fault(kind, FaultPoint.STEP)) if kind else None
-        self.stepper.step(action.commit, half_way)
-        self.memory.synchronize()  # the next line says that it is done
-        self.ledger.end_step(action.commit.iteration + 1, self.stepper.extra_state())
+        self.stepper.step(action.commit, self._mark_chunk, half_way=half_way)
+        self._end_step(action.commit)
         tokens = max(action.commit.tokens, 1.0)
         self.link.pulse.committed(action.commit.iteration, action.commit.loss_sum / tokens)
         self.account.committed(action.commit.iteration)
         return on.Done()
+
+    def _mark_chunk(self, mark: int) -> None:
+        """What was begun before the mark is in memory when the mark is."""
+        self.memory.synchronize()
+        self.ledger.mark_chunk(mark)
+
+    def _end_step(self, commit: CommitResult) -> None:
+        self.memory.synchronize()  # the next line says that it is done
+        self.ledger.end_step(commit.iteration + 1, self.stepper.extra_state(), gathered=not self.layout.sharded)
+
+    def finish_open_step(self) -> None:
+        """An heir's: the predecessor died in its step, of which nobody else has the state (the commit is proven)."""
+        found = self.ledger.open_step()
+        if found is None:
+            return
+        commit, marked = found
+        self.stepper.load_extra(self.ledger.header.extra())
+        self.stepper.step(commit, self._mark_chunk, marked)
+        self._end_step(commit)
+
+    def _gather(self, action: do.Gather) -> on.AnyEvent:
+        """The parameters' shards, one of each replica, in place: who is interrupted does it again."""
+        self._pulse(Stage.GATHER, waiting=True)
+        self._maybe_fault(FaultPoint.GATHER)
+        group = self.groups.data_group()
+        if group is None:
+            return on.Done()
+        assert group.size() == self.layout.dp, "every shard has one holder, and all of them are here"
+        for buffer in self.model.buffers:
+            for bucket in buffer.buckets:
+                whole = bucket.param_data.view(-1)
+                own = whole.chunk(self.layout.dp)[self.layout.replica_of(self.rank)]
+                dist.all_gather_into_tensor(whole, own, group=group)
+        self._require_good(inside=False)
+        return on.Done()
+
+    def _settle(self, action: do.Settle) -> on.AnyEvent:
+        self._pulse(Stage.GATHER, waiting=True)
+        ok = torch.tensor([1 if action.ok else 0], dtype=torch.int64, device=self.memory.device)
+        dist.all_reduce(ok, op=dist.ReduceOp.MIN, group=self.groups.replica_group())
+        self._require_good(inside=True)
+        return on.Settled(bool(ok.item()))
 
     # ------------------------------------------------------------------ healing
 
@@ -287,7 +331,7 @@ class Engine:
         made = self.groups.rebuild_inside(action.plan, action.touched, self._store(action.plan))
         if action.plan.kind is PlanKind.START:
             compute.share_tied_weight(self.model)
-            self._settle(inside=True)
+            self._require_good(inside=True)
         self.account.groups_made(made)
         return on.Done()
 
@@ -311,7 +355,7 @@ class Engine:
             extra = self.stepper.extra_tensor()
             for piece in [*self.memory.state_pieces(), extra]:
                 self._receive(piece, self.groups.data_index(fetch.source), group)
-            self._settle(inside=False)
+            self._require_good(inside=False)
             self.stepper.load_extra(bytes(extra.numpy().tobytes()))
             self.ledger.end_step(action.iteration, self.stepper.extra_state())
             self.account.state_source = "replica"
@@ -343,16 +387,18 @@ class Engine:
     def _await_plan(self, action: do.AwaitPlan) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
         if action.report:
-            record = self.machine.record
-            print(f"unicron: rank {self.rank}, iteration {record.iteration}: {action.report}", file=sys.stderr)
-            self.link.send(
-                CollectiveFailed(
-                    self.link.worker, self.rank, self.machine._newest(), record.iteration, record.stage,
-                    action.inside, action.report,
-                )
-            )  # fmt: skip
+            self._report(action.report, inside=action.inside)
         self._wait_for_epoch_after(action.after_epoch, action.report)
         return on.Done()
+
+    def _report(self, text: str, *, inside: bool) -> None:
+        record = self.machine.record
+        print(f"unicron: rank {self.rank}, iteration {record.iteration}: {text}", file=sys.stderr)
+        self.link.send(
+            CollectiveFailed(
+                self.link.worker, self.rank, self.machine._newest(), record.iteration, record.stage, inside, text
+            )
+        )
 
     def _report_state_lost(self, action: do.ReportStateLost) -> on.AnyEvent:
         epoch = self.machine._newest()

@@ -62,15 +62,18 @@ def force_optimizer_state(optimizer: Any) -> None:
 
 
 class StateMemory:
-    """The tensors of (model, optimizer) plus unicron's own staging and scalars, on one region."""
+    """The tensors of (model, optimizer) plus unicron's own staging, scalars and undo area, on one region."""
 
-    def __init__(self, model: Any, optimizer: Any, staging_bytes: int, pool: ArenaPool | None = None) -> None:
+    def __init__(
+        self, model: Any, optimizer: Any, staging_bytes: int, undo_bytes: int = 0, pool: ArenaPool | None = None
+    ) -> None:
         """pool: the GPU's, in which model and optimizer were built; None on a CPU."""
         self.model, self.optimizer, self.pool = model, optimizer, pool
         self.device = torch.device("cpu") if pool is None else torch.device("cuda", pool.device)
         with contextlib.nullcontext() if pool is None else pool.born_here():
             force_optimizer_state(optimizer)
             self.staging = torch.zeros(staging_bytes, dtype=torch.uint8, device=self.device)
+            self.undo = torch.zeros(undo_bytes, dtype=torch.uint8, device=self.device)
             self.scalars = torch.zeros(SCALARS, dtype=torch.float64, device=self.device)
         self.index = self._lay_out()
         self.gpu_index = [] if pool is None else self._find_on_gpu(pool)
@@ -104,6 +107,8 @@ class StateMemory:
                             yield f"optimizer{count}.{key}", value
                     count += 1
         yield "unicron.staging", self.staging
+        if self.undo.numel():
+            yield "unicron.undo", self.undo
         yield "unicron.scalars", self.scalars
 
     def _lay_out(self) -> list[tuple[str, int, int]]:
@@ -160,7 +165,7 @@ class StateMemory:
         for param in self.model.parameters():
             if getattr(param, "main_grad", None) is not None:
                 candidates.append(param.main_grad)
-        candidates += [self.staging, self.scalars]
+        candidates += [self.staging, self.scalars, self.undo]
         for inner in inner_optimizers(self.optimizer):
             candidates += [v for state in inner.state.values() for v in state.values() if torch.is_tensor(v)]
         for tensor in candidates:
