@@ -60,7 +60,6 @@ void WorkerMonitor::close() {
 
 void WorkerMonitor::attach_nccl(std::shared_ptr<NcclTable> table) {
   const std::lock_guard lock(nccl_mutex_);
-  if (nccl_ != nullptr) throw Error(ErrorCode::kInvalidArgument, "this monitor has a table of communicators already");
   nccl_ = std::move(table);
 }
 

@@ -95,7 +95,7 @@ class WorkerMonitor:
         """whole; shut: by a plan or shut_groups(); broken: a socket ended by itself; forgotten: not registered."""
 
     def attach_nccl(self, table: NcclTable) -> None:
-        """A plan's arrival and shut_groups() end this table's communicators, too. Once."""
+        """A plan's arrival and shut_groups() end this table's communicators, too, and no more an earlier table's."""
 
     def newest_epoch(self) -> int:
         """Newest epoch announced by the agent; 0 before any. A plain atomic read."""

@@ -43,7 +43,7 @@ class WorkerMonitor {
   // In a forked child: see Thread::is_foreign(). Then this object must not even be destroyed.
   bool is_foreign() const { return thread_.is_foreign(); }
   GroupTable& groups() { return groups_; }
-  // Communicators that a plan's arrival ends, too. Once.
+  // Communicators that a plan's arrival ends, too. Takes the place of an earlier table (of a role that is given up).
   void attach_nccl(std::shared_ptr<NcclTable> table);
   // What a plan's arrival does; number of sockets and communicators.
   int64_t shut(const std::vector<Rank>& touched);
