@@ -95,7 +95,7 @@ all_kills=kill-compute,kill-reduce,kill-commit,kill-step,segv-compute,exception-
 
 step facts 60 bash -c facts
 step build 240 bash -c build
-step unit 60 "${pytest[@]}" tests/unit/test_native_gpu.py tests/unit/test_nccl_groups.py tests/unit/test_arena_keeper.py
+step unit 60 "${pytest[@]}" tests/unit/test_native_gpu.py tests/unit/test_arena_keeper.py
 step kernels 90 "${pytest[@]}" tests/gpu/test_kernels.py
 step arena 150 "${pytest[@]}" tests/gpu/test_arena.py
 step nccl 150 "${pytest[@]}" tests/gpu/test_nccl.py

@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="torch has NCCL; tests/gpu is for that")
 SCRIPT = Path(__file__).resolve().parents[1] / "gpu" / "managed.py"
 
 

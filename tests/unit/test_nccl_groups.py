@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 from fakes import run
+
+# Torch's own NCCL would be found in the place of the injector.
+pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="torch has NCCL; tests/gpu is for that")
 
 PREPARE = """
     import os, socket, time
