@@ -22,6 +22,8 @@ def main(
     iterations: Annotated[int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)] = 32,
     layout: Annotated[str, typer.Option(help="tp,pp,dp")] = "1,1,4",
     optimizer: Annotated[str, typer.Option(help=" | ".join(OPTIMIZERS))] = "plain",
+    overlap: Annotated[bool, typer.Option("--overlap", help="The script asks for overlapped communication.")] = False,
+    dropout: Annotated[float, typer.Option(help="Of the model.", min=0.0, max=0.9)] = 0.0,
     recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",
     exact: Annotated[bool, typer.Option("--exact", help="Not in this version.")] = False,
     seed: Annotated[int, typer.Option(help="Of random-kills.")] = 0,
@@ -45,7 +47,7 @@ def main(
     _refuse("recovery", recovery, RECOVERIES)
     if exact:
         raise Problem("--exact is not in this version", 2)
-    names = _names(scenario, scenarios.names(), scenarios.in_all())
+    names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=optimizer == "distributed"))
     options = Options(
         layout_of(*_sizes(layout), sharded=optimizer == "distributed"),
         iterations,
@@ -53,6 +55,8 @@ def main(
         Path(report),
         measure_unmanaged=unmanaged,
         keep=keep,
+        overlap=overlap,
+        dropout=dropout,
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from unicron.coordinator.journal import CheckpointSaved, HealingClosed
 from unicron.coordinator.state import TaskState
 from unicron.coordinator.step import Step
@@ -48,6 +50,7 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
     """HEALING is over: every incident that the present epoch answers gets what the members measured."""
     step.cancel_timer("heal", task.name, reason)
     accounts = _accounts(task)
+    lost = accounts.pop("iterations_lost", 0)
     for incident in step.state.open_incidents(task.name):
         if not incident.epoch:
             continue
@@ -57,6 +60,7 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
             reason,
             outcome=Outcome.RESIZED if resized else Outcome.HEALED,
             resume_ms=(incident.detect_ms or 0.0) + step.now_ms - incident.opened_ms,
+            iterations_lost=max(incident.iterations_lost, lost),
             **accounts,
         )
     task.move("healed")
@@ -69,7 +73,7 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
     step.set_timer("understudy", task.name, delay_ms, "understudies are replaced after the healing")
 
 
-def _accounts(task: TaskState) -> dict[str, object]:
+def _accounts(task: TaskState) -> dict[str, Any]:
     if not task.healed:
         return {}
     healed = task.healed.values()

@@ -37,14 +37,17 @@ LEARNING_RATE = 3e-3
 WARMUP_ITERATIONS = 5
 CLIP_GRAD = 1.0
 MODEL_SEED = 1234
+OVERLAP_BUCKET = 40_000  # parameters in a bucket: several of them
 
 
-def build(layout: Layout) -> tuple[Any, Any, Any]:
-    """(DDP model, Megatron optimizer, scheduler) of this rank. parallel_state must stand."""
+def build(layout: Layout, *, overlap: bool = False, dropout: float = 0.0) -> tuple[Any, Any, Any]:
+    """(DDP model, Megatron optimizer, scheduler) of this rank. parallel_state must stand.
+
+    overlap: as a script asks for it that hides communication behind computation, in many buckets."""
     tensor_parallel.model_parallel_cuda_manual_seed(MODEL_SEED)
     if torch.cuda.is_available():
         make_deterministic()
-    config = transformer_config(layout)
+    config = transformer_config(layout, dropout)
     torch.manual_seed(MODEL_SEED)
     model = GPTModel(
         config,
@@ -57,16 +60,20 @@ def build(layout: Layout) -> tuple[Any, Any, Any]:
         position_embedding_type="learned_absolute",
     )
     ddp = DistributedDataParallelConfig(
-        overlap_grad_reduce=False, use_distributed_optimizer=layout.sharded,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap and layout.sharded,
+        bucket_size=OVERLAP_BUCKET if overlap else None,
+        use_distributed_optimizer=layout.sharded,
         grad_reduce_in_fp32=DTYPE is torch.bfloat16,
-    )  # fmt: skip
+    )
     if torch.cuda.is_available():
         model = model.cuda()
     model = DistributedDataParallel(config, ddp, wrapped(config, model))
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD,
-            use_distributed_optimizer=layout.sharded, bf16=DTYPE is torch.bfloat16, params_dtype=DTYPE,
+            use_distributed_optimizer=layout.sharded, overlap_param_gather=overlap and layout.sharded,
+            bf16=DTYPE is torch.bfloat16, params_dtype=DTYPE,
         ),
         [model],
         use_gloo_process_groups=False,
@@ -90,7 +97,7 @@ def make_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def transformer_config(layout: Layout) -> TransformerConfig:
+def transformer_config(layout: Layout, dropout: float = 0.0) -> TransformerConfig:
     # A pipeline of gloo sends needs to know its dtype; the summed loss makes width irrelevant.
     return TransformerConfig(
         num_layers=NUM_LAYERS,
@@ -102,8 +109,8 @@ def transformer_config(layout: Layout) -> TransformerConfig:
         params_dtype=DTYPE,
         bf16=DTYPE is torch.bfloat16,
         deterministic_mode=torch.cuda.is_available(),
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
+        attention_dropout=dropout,
+        hidden_dropout=dropout,
         calculate_per_token_loss=True,
         **{**megatron_cpu.CONFIG, "use_cpu_initialization": not torch.cuda.is_available()},
     )

@@ -30,6 +30,7 @@ from unicron.training.engine import Engine, Left
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink
 from unicron.training.memory import StateMemory, force_optimizer_state
+from unicron.training.overlap import take_over
 from unicron.training.rehearsal import rehearse
 from unicron.training.roles import RoleChanged
 from unicron.training.sharded_step import is_sharded, undo_bytes
@@ -144,6 +145,7 @@ class Session:
         if self._engine is not None:
             raise NotManaged("manage() was called twice")
         model = single_chunk(model)
+        take_over(model, optimizer)
         staging = gradients.staging_bytes(model)
         undo = self._undo_bytes(optimizer)
         self._birth.__exit__(None, None, None)
