@@ -74,7 +74,8 @@ demo: setup
 
 check: setup
 	$(BIN)/ruff check .
-	$(BIN)/clang-format --dry-run --Werror $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc' -o -name '*.cu')
+	$(BIN)/clang-format --dry-run --Werror \
+	  $(shell find csrc tests/cpp tests/fakes -name '*.h' -o -name '*.cc' -o -name '*.cu')
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_tidy.py
 

@@ -36,7 +36,7 @@ class CMakeBuild(build_ext):
             for line in (build / "CMakeCache.txt").read_text().splitlines()
             if "=" in line and not line.startswith(("#", "//"))
         )
-        cuda = cache.get("CMAKE_CUDA_COMPILER:FILEPATH", "")
+        cuda = next((value for name, value in cache.items() if name.startswith("CMAKE_CUDA_COMPILER:")), "")
         rows = {
             "version": self.distribution.get_version(),
             "python": sys.version.split()[0],

@@ -7,7 +7,7 @@
 function(unicron_add_layer layer)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   set(root ${PROJECT_SOURCE_DIR}/csrc/${layer})
-  list(TRANSFORM ARG_SOURCES PREPEND ${root}/)
+  list(TRANSFORM ARG_SOURCES PREPEND ${root}/ REGEX "^[^/]")  # generated sources have whole paths
   add_library(unicron_${layer} STATIC ${ARG_SOURCES})
   target_include_directories(unicron_${layer} PUBLIC ${root}/include)
   target_link_libraries(unicron_${layer} PRIVATE unicron_flags)

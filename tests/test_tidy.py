@@ -20,10 +20,11 @@ COLUMNS_MAX = 120
 # C++: layer -> layers whose headers it may include.
 CSRC_LAYERS = {
     "base": set(),
+    "gpu": {"base"},
     "planner": {"base"},
-    "monitor": {"base"},
-    "state": {"base"},
-    "bindings": {"base", "planner", "monitor", "state"},
+    "monitor": {"base", "gpu"},
+    "state": {"base", "gpu"},
+    "bindings": {"base", "gpu", "planner", "monitor", "state"},
 }
 
 # Python: part of the package -> what it may import of unicron. An entry with a dot allows only that module of a part.
@@ -70,11 +71,11 @@ def python_files() -> list[Path]:
 
 
 def native_files() -> list[Path]:
-    return [*files(*(f"{top}/**/*.{end}" for top in ("csrc", "tests/cpp") for end in ("h", "cc", "cu")))]
+    return [*files(*(f"{top}/**/*.{end}" for top in ("csrc", "tests/cpp", "tests/fakes") for end in ("h", "cc", "cu")))]
 
 
 def build_files() -> list[Path]:
-    return [*files("Makefile", "CMakeLists.txt", "cmake/*", "tests/cpp/CMakeLists.txt", ".ci/run")]
+    return [*files("Makefile", "CMakeLists.txt", "cmake/*", "tests/cpp/CMakeLists.txt", "tests/gpu/run.sh", ".ci/run")]
 
 
 def place(path: Path, line: int = 0) -> str:

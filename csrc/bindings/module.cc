@@ -7,12 +7,9 @@
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The native core of unicron.";
   module.attr("__version__") = UNICRON_VERSION;
-#ifdef UNICRON_HAS_CUDA
-  module.attr("cuda") = true;
-#else
-  module.attr("cuda") = false;
-#endif
   unicron::bindings::register_errors(module);
+  unicron::bindings::register_gpu(module);
+  unicron::bindings::register_nccl(module);
   unicron::bindings::register_monitor(module);
   unicron::bindings::register_planner(module);
   unicron::bindings::register_state(module);

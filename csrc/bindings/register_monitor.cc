@@ -100,14 +100,13 @@ void register_worker_monitor(py::module_& module) {
           py::arg("group"), ReleaseGil())
       .def(
           "shut_groups",
-          [](WorkerMonitor& self, const std::vector<int64_t>& touched) {
-            return self.groups().shut(to_ranks(touched));
-          },
+          [](WorkerMonitor& self, const std::vector<int64_t>& touched) { return self.shut(to_ranks(touched)); },
           py::arg("touched"), ReleaseGil())
       .def(
           "group_state",
           [](WorkerMonitor& self, int64_t group) { return name_of(self.groups().state(GroupId(group))); },
           py::arg("group"), ReleaseGil())
+      .def("attach_nccl", &WorkerMonitor::attach_nccl, py::arg("table"))
       .def("newest_epoch", [](const WorkerMonitor& self) { return self.newest_epoch().value(); })
       .def(
           "next_frame",

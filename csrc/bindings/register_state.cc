@@ -3,11 +3,11 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "buffer_view.h"
 #include "register.h"
 #include "state/arena.h"
 #include "state/arena_header.h"
 #include "state/checksum.h"
-#include "state/device.h"
 
 namespace py = pybind11;
 
@@ -74,23 +74,6 @@ void register_header(py::module_& module) {
       .def("extra", [](const ArenaHeader& self) { return py::bytes(self.extra()); });
 }
 
-// Holds a contiguous view of a Python buffer.
-class BufferView {
- public:
-  explicit BufferView(const py::object& data) {
-    if (PyObject_GetBuffer(data.ptr(), &view_, PyBUF_ANY_CONTIGUOUS) != 0) throw py::error_already_set();
-  }
-  BufferView(const BufferView&) = delete;
-  BufferView& operator=(const BufferView&) = delete;
-  ~BufferView() { PyBuffer_Release(&view_); }
-
-  const void* data() const { return view_.buf; }
-  size_t size() const { return static_cast<size_t>(view_.len); }
-
- private:
-  Py_buffer view_{};
-};
-
 uint64_t checksum_of(const py::object& data) {
   const BufferView view(data);
   const py::gil_scoped_release release;
@@ -106,7 +89,6 @@ void register_state(py::module_& module) {
       ReleaseGil());
   module.def("map_fixed", &state::map_fixed, py::arg("address"), py::arg("fd"), py::arg("nbytes"), ReleaseGil());
   module.def("checksum", &checksum_of, py::arg("data"));
-  module.def("num_cuda_devices", &state::num_cuda_devices, ReleaseGil());
   register_header(module);
 }
 

@@ -58,6 +58,22 @@ void WorkerMonitor::close() {
   control_.reset();
 }
 
+void WorkerMonitor::attach_nccl(std::shared_ptr<NcclTable> table) {
+  const std::lock_guard lock(nccl_mutex_);
+  nccl_ = std::move(table);
+}
+
+int64_t WorkerMonitor::shut(const std::vector<Rank>& touched) {
+  std::shared_ptr<NcclTable> nccl;
+  {
+    const std::lock_guard lock(nccl_mutex_);
+    nccl = nccl_;
+  }
+  // Communicators first: raising their flags takes longer to show, and gloo's sockets are shut in microseconds.
+  const int64_t num_ending = nccl != nullptr ? nccl->end(touched) : 0;
+  return num_ending + groups_.shut(touched);
+}
+
 std::optional<std::string> WorkerMonitor::next_frame(int64_t timeout_ms) {
   const Deadline deadline = Deadline::after_ms(monotonic_now(), timeout_ms);
   const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline.at().ns));
@@ -150,7 +166,7 @@ void WorkerMonitor::handle(Frame&& frame) {
   if (frame.kind == kFrameKindPlan && newest_epoch() < frame.epoch) {
     // Announce first, shut afterwards: a group registered in between is shut, one registered later sees the epoch.
     newest_epoch_.store(frame.epoch.value(), std::memory_order_release);
-    groups_.shut(frame.touched);
+    shut(frame.touched);
   }
   {
     const std::lock_guard lock(queue_mutex_);

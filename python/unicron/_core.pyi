@@ -7,7 +7,7 @@ class Timeout(UnicronError, TimeoutError): ...
 class ArenaRefused(UnicronError): ...
 
 __version__: str
-cuda: bool  # built with CUDA sources
+cuda: bool  # built with nvcc: has kernels; arenas and NCCL need none
 
 # ------------------------------------------------------------------ monitor
 
@@ -88,10 +88,14 @@ class WorkerMonitor:
         """An unknown number is no error."""
 
     def shut_groups(self, touched: list[int]) -> int:
-        """As if a plan had arrived (used by tests and the reset fault); number of sockets shut."""
+        """As if a plan had arrived (used by tests and the reset fault); number of sockets shut and communicators
+        whose ending began."""
 
     def group_state(self, group: int) -> str:
         """whole; shut: by a plan or shut_groups(); broken: a socket ended by itself; forgotten: not registered."""
+
+    def attach_nccl(self, table: NcclTable) -> None:
+        """A plan's arrival and shut_groups() end this table's communicators, too, and no more an earlier table's."""
 
     def newest_epoch(self) -> int:
         """Newest epoch announced by the agent; 0 before any. A plain atomic read."""
@@ -155,10 +159,6 @@ def map_fixed(address: int, fd: int, nbytes: int) -> None:
 def checksum(data: object) -> int:
     """64-bit digest of a contiguous buffer (for transfers and adoption after a memory fault). Releases the GIL."""
 
-def num_cuda_devices() -> int:
-    """CUDA devices this process can use; 0 in a build without CUDA sources, without a driver and without a device.
-    Loads the driver: not to be called in a process that is to be forked."""
-
 @final
 class ArenaHeader:
     """The header page of an arena (worker and agent map the same page): may the content be used, and how far is it?
@@ -201,6 +201,222 @@ class ArenaHeader:
         """Small python-side state that must survive (lr schedule, rng …), at most 1024 bytes, with a checksum."""
 
     def extra(self) -> bytes: ...
+
+# ------------------------------------------------------------------ GPUs
+
+def num_cuda_devices() -> int:
+    """CUDA devices this process can use; 0 without a driver and without a device. Loads the driver: not to be called
+    in a process that is to be forked (this holds for everything below)."""
+
+def cuda_driver_version() -> int:
+    """13000 for CUDA 13.0; 0 without a driver."""
+
+def why_no_cuda() -> str:
+    """What is missing where there is no driver; '' where there is one."""
+
+def cuda_device_name(device: int) -> str:
+    """Raises UnicronError for a device that is not there."""
+
+def cuda_device_facts(device: int) -> tuple[int, int, bool, int]:
+    """(compute capability's major and minor, memory can be exported as descriptors, bytes of memory)."""
+
+def load_kernels(device: int) -> None:
+    """Loads all kernels now, so that the first use costs nothing. Nothing to do in a build without any."""
+
+ARENA_MALLOC: str  # functions of this library, by name, for torch's CUDAPluggableAllocator
+ARENA_FREE: str
+
+@final
+class GpuArena:
+    """Memory of one GPU that outlives its process: slabs of 256 MiB or more, cut into pieces in order.
+
+    The same script allocates the same pieces in the same order, so an heir's slab k is its predecessor's. Without own
+    memory (an understudy) all slabs show one block of 64 MiB: what is written there is nonsense."""
+
+    def __init__(self, device: int, capacity_bytes: int, own_memory: bool) -> None:
+        """capacity_bytes: of addresses; 0: four times the GPU's memory."""
+    @property
+    def device(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...  # held now
+    def allocate(self, nbytes: int) -> int:
+        """Address. Raises UnicronError, also when the GPU's memory is used up."""
+
+    def free(self, address: int) -> None: ...
+    def pieces(self) -> list[tuple[int, int, int]]:
+        """(number, offset from address, bytes) of what is not freed, in order."""
+
+    def slabs(self) -> list[tuple[int, int, int]]:
+        """The same of the slabs that hold pieces."""
+
+    def export_all(self) -> list[int]:
+        """A descriptor per slab, in order; they belong to the caller and keep the memory alive."""
+
+    def adopt(self, fds: list[int], sizes: list[int]) -> None:
+        """The memory under all slabs becomes what the descriptors (which stay the caller's) hold. Waits for this GPU.
+        Their owner's context must be gone: its kernels may still write. Raises ArenaRefused, before anything changed,
+        when number or sizes differ; after another error the arena is unusable."""
+
+    def take_own_memory(self) -> None:
+        """An understudy's slabs get memory of their own; the content is undefined."""
+
+    def open(self) -> None:
+        """torch's pluggable allocator takes memory from here on this GPU, until another is opened or this closed."""
+
+    def close(self) -> None: ...
+
+def arena_allocator_error() -> str:
+    """Why the allocator that torch calls last failed; '' if it never did."""
+
+@final
+class GpuMapping:
+    """Another process's slab, mapped to be read on `device`; the memory may lie on a peer. Ends with this object."""
+
+    def __init__(self, fd: int, nbytes: int, device: int) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+def digest(data: object, offset: int) -> int:
+    """64-bit digest of a contiguous buffer at byte `offset` (a multiple of 16) of a whole. Digests of neighbours add up
+    modulo 2^64. The same as gpu_digest(). Releases the GIL."""
+
+def gpu_digest(device: int, address: int, nbytes: int, offset: int, timeout_ms: int) -> int:
+    """digest() of a GPU's memory. Not ordered after anybody's stream: synchronise first. Raises Timeout."""
+
+@final
+class GpuCopier:
+    """Copies into the memory of one GPU, from a peer or from itself, with a digest of what arrived."""
+
+    def __init__(self, device: int) -> None: ...
+    def enable_peer(self, peer: int) -> None:
+        """Ordinary allocations of the peer can be reached (exported memory needs no such word)."""
+
+    def copy(self, to: int, source: int, nbytes: int, mode: str, timeout_ms: int) -> tuple[int, float]:
+        """(digest, ms on the GPU). mode: plain (copy engine, digest 0), overlapped (copy engine, and a kernel that
+        digests what has arrived), fused (one kernel). Addresses are multiples of 16. Raises Timeout; the copier is of
+        no use then. Releases the GIL."""
+
+def exact_accumulate(sums: object, terms: object, bf16: bool, exponent: int, num_terms: int) -> int:
+    """sums (int64) += terms (float32, or bf16 as uint16) times 2^exponent, each rounded to the nearest integer. Returns
+    flags: 1 not finite, 2 above the limit of a sum of num_terms; such terms are left out."""
+
+def exact_to_float(values: object, sums: object, exponent: int) -> None:
+    """values (float32) = sums (int64) / 2^exponent, rounded to nearest."""
+
+def exact_sum_squares(parts: object, values: object, exponent: int) -> int:
+    """parts (4 uint64: a 128-bit sum in 32-bit parts) += values^2 times 2^exponent, each rounded. Flags as above."""
+
+def exact_wide_value(parts: object, exponent: int) -> float:
+    """The 128-bit sum divided by 2^exponent, rounded once."""
+
+def gpu_exact_accumulate(
+    device: int, sums: int, terms: int, count: int, bf16: bool, exponent: int, num_terms: int, flags: int, stream: int
+) -> None:
+    """exact_accumulate() with addresses, in the order of a stream; flags: one uint64 that findings are or'ed into."""
+
+def gpu_exact_to_float(device: int, values: int, sums: int, count: int, exponent: int, stream: int) -> None:
+    """exact_to_float() with addresses, in the order of a stream."""
+
+def gpu_exact_sum_squares(
+    device: int, parts: int, values: int, count: int, exponent: int, flags: int, stream: int
+) -> None:
+    """exact_sum_squares() with addresses, in the order of a stream."""
+
+# ------------------------------------------------------------------ NCCL
+
+def add_nccl_path(path: str) -> None:
+    """Where to look when the process has not loaded NCCL itself (torch's is found once torch is imported)."""
+
+def nccl_version() -> int:
+    """22809 for 2.28.9; 0 without NCCL."""
+
+def why_no_nccl() -> str:
+    """What is missing where there is no NCCL, or an older one than 2.27; '' where there is."""
+
+def nccl_missing() -> list[str]:
+    """Functions that unicron uses where they are, and this version lacks."""
+
+def make_nccl_id() -> bytes:
+    """128 bytes that all members of one communicator must have."""
+
+@final
+class NcclCommunicator:
+    """A communicator of unicron's own. No call waits for other members without a bound."""
+
+    def __init__(self, device: int, num_ranks: int, rank: int, unique_id: bytes) -> None: ...
+    @property
+    def handle(self) -> int: ...  # 0 until it is ready
+    @property
+    def num_ranks(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    def wait_ready(self, timeout_ms: int) -> None:
+        """Raises Timeout or UnicronError."""
+
+    def all_reduce_f32(self, address: int, count: int, stream: int) -> None: ...
+    def all_reduce_i64(self, address: int, count: int, stream: int) -> None: ...
+    def abort(self) -> None: ...
+    def split(self, color: int, key: int) -> NcclCommunicator:
+        """wait_ready() of the new one before anything else is done with this one; the same for the next three."""
+
+    def shrink(self, excluded: list[int], abort: bool) -> NcclCommunicator:
+        """Without these ranks; abort: end first what is under way on this one."""
+
+    def make_grow_id(self) -> bytes: ...
+    def grow(self, num_ranks: int, grow_id: bytes) -> NcclCommunicator:
+        """Existing members; grow_id b'' but for the one that made it."""
+
+def join_grown(device: int, num_ranks: int, rank: int, grow_id: bytes) -> NcclCommunicator:
+    """A new member's side of grow()."""
+
+@final
+class NcclTable:
+    """Communicators by group, watched and ended by native threads: all affected ones at once, without the GIL."""
+
+    def __init__(self) -> None: ...
+    def register_torch(self, group: int, handle: int, device: int, ranks: list[int], cross: bool) -> None:
+        """One that torch owns (ProcessGroupNCCL._comm_ptr()): it is revoked, never freed here."""
+
+    def register_own(
+        self, group: int, communicator: NcclCommunicator, ranks: list[int], cross: bool
+    ) -> None:
+        """It belongs to the table from here on, and is aborted."""
+
+    def forget(self, group: int, timeout_ms: int) -> bool:
+        """False when a thread is still in it; then it stays registered."""
+
+    def state(self, group: int) -> str:
+        """whole, error, ending, ended, stuck (ending for more than 10 s) or forgotten."""
+
+    def error(self, group: int) -> str: ...
+    def end(self, touched: list[int]) -> int:
+        """Those that span replicas and those that hold a touched rank; number of endings begun. Returns at once."""
+
+    def end_all(self) -> int: ...
+    def wait_ended(self, timeout_ms: int) -> bool: ...
+    def ending_ms(self) -> list[tuple[int, float]]: ...
+
+def create_counter_page() -> int:
+    """A memfd for 256 groups' counters; returns the descriptor."""
+
+@final
+class CollectiveCounters:
+    """Collectives begun (by the host) and ended (written by the GPU) of each group, in a page the agent reads too."""
+
+    def __init__(self, fd: int) -> None: ...
+    def begin(self, slot: int) -> int:
+        """One more is enqueued; its number, from 1 on."""
+
+    def end_on_stream(self, slot: int, number: int, device: int, stream: int) -> None:
+        """When the stream gets here, all up to `number` have ended."""
+
+    def begun(self, slot: int) -> int: ...
+    def ended(self, slot: int) -> int: ...
+    def reset(self, slot: int) -> None: ...
 
 # ------------------------------------------------------------------ planner
 

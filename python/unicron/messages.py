@@ -123,7 +123,8 @@ class Finished(_Message, frozen=True):
 
 
 class ArenaRequest(_Message, frozen=True):
-    """RPC on a connection of its own. Answered by ArenaGrant with one descriptor (SCM_RIGHTS)."""
+    """RPC on a connection of its own. Answered by ArenaGrant with one descriptor (SCM_RIGHTS), and those of the GPU
+    memory that a former owner left with the arena."""
 
     task: str
     worker: str
@@ -131,6 +132,7 @@ class ArenaRequest(_Message, frozen=True):
     nbytes: int
     digest: str  # of the arena's index: names, offsets, bytes, dtypes
     adopt: bool  # the role's last arena on this node is wanted; else a fresh one
+    sizes: tuple[int, ...] = ()  # bytes of this worker's GPU slabs, whose descriptors come with a fresh one's request
 
 
 # ---------------------------------------------------------------- agent -> worker
@@ -157,6 +159,7 @@ class ArenaGrant(_Message, frozen=True):
     refused: str = (
         ""  # why the last arena was not given (other digest, owner alive after the bound, none)
     )
+    sizes: tuple[int, ...] = ()  # of an adopted arena's GPU slabs; their descriptors follow the arena's own
 
 
 # ---------------------------------------------------------------- agent <-> template

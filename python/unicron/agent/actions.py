@@ -119,7 +119,8 @@ class LookAtOwner:
 
 @dataclass(frozen=True, slots=True)
 class GrantArena:
-    """Answer an ArenaRequest with the descriptor of `arena`. create: make it first, of nbytes."""
+    """Answer an ArenaRequest with the descriptors of `arena`. create: make it first, of nbytes and of the GPU memory
+    that came with the request."""
 
     request_id: str
     arena: str  # id, unique for the agent's life

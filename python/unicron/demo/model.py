@@ -1,14 +1,15 @@
 """The demo's model: an ordinary megatron-core GPT, built with its own classes and nothing of
 unicron.
 
-4 layers x 64, 4 heads, 64 tokens, bytes as vocabulary: small enough for two CPU cores, with every
-part that healing has to know: tensor-parallel layers, pipeline stages, embeddings tied between the
+4 layers x 64, 4 heads, 64 tokens, bytes as vocabulary: small enough for two CPU cores (SIZES has a larger one, for a
+GPU), with every part that healing has to know: tensor-parallel layers, pipeline stages, embeddings tied between the
 first and the last stage, DDP's flat gradient buffers, Megatron's optimizer and scheduler. What is
 switched off for a CPU is listed in training/megatron_cpu.py (CONFIG)."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -27,10 +28,13 @@ from unicron.training import megatron_cpu
 from unicron.training.norm import with_marked_norms
 from unicron.types import Layout
 
-NUM_LAYERS = 4
-HIDDEN = 64
-NUM_HEADS = 4
-SEQ_LENGTH = 64
+# layers, hidden size, heads, tokens, dtype; UNICRON_DEMO_SIZE chooses
+SIZES = {
+    "small": (4, 64, 4, 64, torch.float32),
+    "small-bf16": (4, 64, 4, 64, torch.bfloat16),
+    "350m": (30, 1024, 16, 1024, torch.bfloat16),
+}
+NUM_LAYERS, HIDDEN, NUM_HEADS, SEQ_LENGTH, DTYPE = SIZES[os.environ.get("UNICRON_DEMO_SIZE", "small")]
 VOCABULARY = 256
 LEARNING_RATE = 3e-3
 WARMUP_ITERATIONS = 5
@@ -55,6 +59,8 @@ VARIANTS = tuple(field.name for field in fields(Variant))
 def build(layout: Layout, variant: Variant = Variant()) -> tuple[Any, Any, Any]:
     """(DDP model, Megatron optimizer, scheduler) of this rank. parallel_state must stand."""
     tensor_parallel.model_parallel_cuda_manual_seed(MODEL_SEED)
+    if torch.cuda.is_available():
+        make_deterministic()
     config = transformer_config(layout, variant)
     torch.manual_seed(MODEL_SEED)
     spec = get_gpt_layer_local_spec()
@@ -76,14 +82,14 @@ def build(layout: Layout, variant: Variant = Variant()) -> tuple[Any, Any, Any]:
         bucket_size=OVERLAP_BUCKET if variant.overlap else None,
         use_distributed_optimizer=layout.sharded,
     )
-    if variant.bf16:
-        model = Float16Module(config, model)
-    model = DistributedDataParallel(config, ddp, model)
+    if torch.cuda.is_available():
+        model = model.cuda()
+    model = DistributedDataParallel(config, ddp, Float16Module(config, model) if config.bf16 else model)
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD,
             use_distributed_optimizer=layout.sharded, overlap_param_gather=gathers_early,
-            bf16=variant.bf16, params_dtype=config.params_dtype,
+            bf16=config.bf16, params_dtype=config.params_dtype,
         ),
         [model],
         use_gloo_process_groups=False,
@@ -91,9 +97,16 @@ def build(layout: Layout, variant: Variant = Variant()) -> tuple[Any, Any, Any]:
     return model, optimizer, build_scheduler(optimizer, layout)
 
 
+def make_deterministic() -> None:
+    """Equal digests need kernels whose sums have one order."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
 def transformer_config(layout: Layout, variant: Variant = Variant()) -> TransformerConfig:
     # A pipeline of gloo sends needs to know its dtype; the summed loss makes width irrelevant.
-    dtype = torch.bfloat16 if variant.bf16 else torch.float32
+    dtype = torch.bfloat16 if variant.bf16 else DTYPE
     return TransformerConfig(
         num_layers=NUM_LAYERS,
         hidden_size=HIDDEN,
@@ -102,12 +115,13 @@ def transformer_config(layout: Layout, variant: Variant = Variant()) -> Transfor
         pipeline_model_parallel_size=layout.pp,
         pipeline_dtype=dtype,
         params_dtype=dtype,
-        bf16=variant.bf16,
+        bf16=dtype is torch.bfloat16,
+        deterministic_mode=torch.cuda.is_available(),
         sequence_parallel=variant.sequence_parallel and layout.tp > 1,
         attention_dropout=variant.dropout,
         hidden_dropout=variant.dropout,
         calculate_per_token_loss=True,
-        **megatron_cpu.CONFIG,
+        **{**megatron_cpu.CONFIG, "use_cpu_initialization": not torch.cuda.is_available()},
     )
 
 

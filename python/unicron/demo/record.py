@@ -121,7 +121,7 @@ class Recorder:
     def state(self, iteration: int, model: Any, optimizer: Any) -> None:
         """Digest and weights after `iteration`."""
         weights = [param.detach().reshape(-1).float() for param in model.parameters()]
-        self._save(f"weights_{self.rank}.npy", torch.cat(weights).numpy())
+        self._save(f"weights_{self.rank}.npy", torch.cat(weights).cpu().numpy())
         facts = {
             "rank": self.rank,
             "iteration": iteration,
@@ -201,4 +201,4 @@ def _add(sha: Any, name: str, tensor: torch.Tensor) -> None:
 
 
 def _flat(buffers: list[torch.Tensor]) -> np.ndarray:
-    return torch.cat([data.detach().reshape(-1).float() for data in buffers]).numpy()
+    return torch.cat([data.detach().reshape(-1).float() for data in buffers]).cpu().numpy()

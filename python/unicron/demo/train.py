@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import unicron
 from unicron.training.data import ByteCorpus, ByteDataset
 
@@ -71,6 +73,8 @@ def forward_step(
     from unicron.demo import model as demo
 
     batch = next(data_iterator)
+    if torch.cuda.is_available():
+        batch = {name: value.cuda() if torch.is_tensor(value) else value for name, value in batch.items()}
     recorder.forward_begins(*batch["address"])
     if (rank, *batch["address"]) == poison:
         raise ValueError(f"poisoned sample in micro-batch {batch['address']}: token 256 of 256")

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import logging
 import os
+import select
 import signal
 import sys
 import time
@@ -127,6 +128,7 @@ class AgentProcess:
         self._queue: deque[Event] = deque()
         self._looks: dict[str, tuple[int, float]] = {}  # worker -> (pid, until)
         self._pidfds: dict[str, int] = {}
+        self._on_gpu: set[str] = set()  # workers whose arenas hold GPU memory
         self._next_sample_ms = 0.0
         self._poller = zmq.Poller()
         self._burst_poller = zmq.Poller()
@@ -246,7 +248,7 @@ class AgentProcess:
         self._store.expire()
         now = now_ms()
         for worker, (pid, until) in [*self._looks.items()]:
-            gone = _core.owner_gone(pid)
+            gone = self._is_gone(worker, pid)
             if gone or now >= until:
                 del self._looks[worker]
                 self._take(OwnerLooked(worker, gone))
@@ -376,6 +378,7 @@ class AgentProcess:
         self._pulses.release(worker, slot)
         self._server.release(worker)
         self._looks.pop(worker, None)
+        self._on_gpu.discard(worker)
         pidfd = self._pidfds.pop(worker, None)
         if pidfd is not None:
             os.close(pidfd)
@@ -391,15 +394,35 @@ class AgentProcess:
 
     def _grant(self, grant: GrantArena) -> None:
         refused = grant.refused
-        fd = None
+        kept = None
+        offered, sizes = self._server.take_offered(grant.request_id)
         try:
-            fd = self._arenas.create(grant.arena, grant.nbytes) if grant.create else self._arenas.get(grant.arena)
+            if grant.create:
+                kept = self._arenas.create(grant.arena, grant.nbytes, offered, sizes)
+                offered = ()
+            else:
+                kept = self._arenas.get(grant.arena)
         except (_core.UnicronError, OSError, MemoryError) as error:
             refused = f"cannot make an arena of {grant.nbytes} bytes: {error}"
-        if fd is None and not refused:
-            refused = "the arena is not here"
-        answer = ArenaGrant(grant.nbytes, not grant.create and fd is not None, refused)
-        self._server.answer(grant.request_id, answer, () if fd is None else (fd,))
+        for fd in offered:
+            os.close(fd)
+        if kept is None:
+            answer = ArenaGrant(grant.nbytes, False, refused or "the arena is not here")
+            self._server.answer(grant.request_id, answer, ())
+            return
+        if kept.gpu_fds:
+            self._on_gpu.add(grant.worker)
+        gpu_fds = () if grant.create else kept.gpu_fds  # a fresh one's are the worker's own
+        answer = ArenaGrant(grant.nbytes, not grant.create, refused, kept.sizes if gpu_fds else ())
+        self._server.answer(grant.request_id, answer, (kept.fd, *gpu_fds))
+
+    def _is_gone(self, worker: str, pid: int) -> bool:
+        """Can it write to its arena no more? A GPU's kernels go on after the process's threads, until its files are
+        closed and its context with them: then its pidfd says so."""
+        if worker not in self._on_gpu:
+            return bool(_core.owner_gone(pid))
+        pidfd = self._pidfds.get(worker)
+        return pidfd is None or bool(select.select([pidfd], [], [], 0)[0])
 
     def _arm(self, action: ArmPulse) -> None:
         from unicron.faults.kinds import fault_kind, fault_point

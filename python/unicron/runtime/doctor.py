@@ -31,7 +31,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     found: list[Finding] = []
-    for check in (_core, _kernel, _python, _files, _nice, _clock, _disk, _shared_memory, _trainers):
+    for check in (_core, _kernel, _python, _files, _nice, _clock, _disk, _shared_memory, _gpus, _nccl, _trainers):
         try:
             found += check()
         except Exception as error:
@@ -45,7 +45,8 @@ def examine() -> list[Finding]:
 def _core() -> list[Finding]:
     from unicron import _core
 
-    return [Finding("native core", "ok", f"{_core.__version__}, cuda {_core.cuda}")]
+    kernels = "GPU kernels" if _core.cuda else "no GPU kernels (built without nvcc)"
+    return [Finding("native core", "ok", f"{_core.__version__}, {kernels}")]
 
 
 def _kernel() -> list[Finding]:
@@ -105,6 +106,40 @@ def _shared_memory() -> list[Finding]:
         Finding("memfd", "ok", "yes", "training state can outlive its process"),
         Finding("/dev/shm", "note" if note else "ok", f"{free >> 20} MiB free", "data loaders use it"),
     ]
+
+
+def _gpus() -> list[Finding]:
+    from unicron import _core
+
+    count = _core.num_cuda_devices()
+    if count == 0:
+        return [Finding("GPUs", "note", "none", _core.why_no_cuda() or "the driver sees no GPU")]
+    version = _core.cuda_driver_version()
+    found = [Finding("CUDA driver", "ok", f"CUDA {version // 1000}.{version % 1000 // 10}")]
+    for device in range(count):
+        major, minor, exports, nbytes = _core.cuda_device_facts(device)
+        value = f"{_core.cuda_device_name(device)}, {nbytes >> 30} GiB, {major}.{minor}"
+        text = "state can outlive its process" if exports else "its memory cannot be handed on: state dies with it"
+        found.append(Finding(f"GPU {device}", "ok" if exports else "note", value, text))
+    if not _core.cuda:
+        found.append(Finding("GPU kernels", "note", "none", "no digests and exact sums on GPUs; build with nvcc"))
+    return found
+
+
+def _nccl() -> list[Finding]:
+    """The library that torch would load; what a version lacks decides how groups are made and ended."""
+    from unicron import _core
+
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        _core.add_nccl_path(str(Path(folder) / "nccl" / "lib" / "libnccl.so.2"))
+    why = _core.why_no_nccl()
+    if why:
+        return [Finding("NCCL", "note", "none", why.split(";")[0])]
+    version, missing = _core.nccl_version(), _core.nccl_missing()
+    text = "lacks " + ", ".join(name.removeprefix("ncclComm") for name in missing) if missing else "lacks nothing"
+    number = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+    return [Finding("NCCL", "ok", number, f"{text} of what unicron uses")]
 
 
 def _trainers() -> list[Finding]:

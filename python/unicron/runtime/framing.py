@@ -17,7 +17,7 @@ import stat
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from unicron import messages
@@ -25,8 +25,8 @@ from unicron.types import Rank
 
 FRAME_BYTES_MAX = messages.MESSAGE_BYTES_MAX + 4096
 QUEUED_BYTES_MAX = 32 << 20  # a peer that reads nothing while this much waits for it is given up
-FDS_PER_FRAME_MAX = 4
-FDS_HELD_MAX = 64
+FDS_PER_FRAME_MAX = 250  # the kernel takes 253; an arena of the largest GPU has fewer slabs (csrc/state/gpu_arena.h)
+FDS_HELD_MAX = 256
 READ_BYTES = 1 << 16
 BACKLOG = 256
 
@@ -244,8 +244,10 @@ def connect(path: str | Path, timeout_ms: int) -> socket.socket:
 # ---------------------------------------------------------------- blocking, for small clients
 
 
-def send_blocking(connection: socket.socket, payload: bytes) -> None:
-    connection.sendall(pack(payload))
+def send_blocking(connection: socket.socket, payload: bytes, fds: Sequence[int] = ()) -> None:
+    data = pack(payload)
+    num_sent = socket.send_fds(connection, [data], list(fds)) if fds else 0
+    connection.sendall(data[num_sent:])
 
 
 def receive_blocking(connection: socket.socket, timeout_ms: int) -> tuple[bytes, list[int]]:

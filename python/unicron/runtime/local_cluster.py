@@ -42,7 +42,11 @@ LOOK_MS_MAX = 2_000  # a coordinator that is silent for so long is dead or being
 # daemons that die more often than this have a reason that a restart does not remove
 RESTARTS_MAX = 20
 IMPORTS = "torch,megatron.core"
-DEFAULT_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+DEFAULT_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # the template is forked: it must ask for GPUs without starting CUDA
+}
 OVER = ("done", "stopped")
 
 
@@ -369,6 +373,14 @@ class LocalCluster:
         path.write_bytes(msgspec.json.encode(settings))
         return ["--config", str(path)]
 
+    def _gpus_of(self, node: str) -> dict[str, str]:
+        """The nodes of one machine share out its GPUs, slot by slot."""
+        count = len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])
+        if not count or node not in self.nodes or "CUDA_VISIBLE_DEVICES" in os.environ:
+            return {}
+        first = self.nodes.index(node) * self._slots
+        return {"CUDA_VISIBLE_DEVICES": ",".join(str((first + slot) % count) for slot in range(self._slots))}
+
     def _start(self, name: str, module: str, arguments: Sequence[str]) -> None:
         old = self._daemons.get(name)
         if old is not None and old.poll() is None:
@@ -377,7 +389,7 @@ class LocalCluster:
         with (self.log_dir / f"{name}.err").open("ab") as errors:
             self._daemons[name] = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments, "--lifeline", str(self._lifeline_end)],
-                env=self._environment,
+                env={**self._environment, **self._gpus_of(name)},
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,

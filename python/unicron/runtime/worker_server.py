@@ -9,6 +9,7 @@ is refused and closed; nothing that arrives here can end the agent.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import struct
 import time
@@ -49,6 +50,8 @@ class _Connection:
     since: float
     worker: str = ""  # control connection of this worker, welcomed or not
     request_id: str = ""  # an arena is asked for here
+    offered: tuple[int, ...] = ()  # descriptors of GPU memory that came with the request
+    sizes: tuple[int, ...] = ()
 
 
 class WorkerServer:
@@ -125,9 +128,27 @@ class WorkerServer:
         if isinstance(message, ArenaRequest) and not connection.request_id:
             self._num_requests += 1
             connection.request_id = f"a{self._num_requests}"
+            connection.offered, connection.sizes = self._offered(connection, message), message.sizes
             self._requests[connection.request_id] = connection
             return ArenaRequested(connection.request_id, message)
         raise FrameRefused(f"{type(message).__name__} cannot come first")
+
+    def _offered(self, connection: _Connection, request: ArenaRequest) -> tuple[int, ...]:
+        fds = [connection.link.take_fd() for _ in request.sizes]
+        held = tuple(fd for fd in fds if fd is not None)
+        if len(held) < len(request.sizes):
+            for fd in held:
+                os.close(fd)
+            raise FrameRefused(f"{len(request.sizes)} GPU slabs are named, {len(held)} descriptors came")
+        return held
+
+    def take_offered(self, request_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(descriptors that came with an arena's request, their sizes); the caller owns them."""
+        connection = self._requests.get(request_id)
+        if connection is None:
+            return (), ()
+        fds, connection.offered = connection.offered, ()
+        return fds, connection.sizes
 
     def drop_silent(self) -> None:
         """Connections that say nothing are not kept."""
@@ -190,6 +211,9 @@ class WorkerServer:
             if table.get(connection.worker) is connection:
                 del table[connection.worker]
         self._requests.pop(connection.request_id, None)
+        for fd in connection.offered:
+            os.close(fd)
+        connection.offered = ()
         connection.link.close()
         return True
 

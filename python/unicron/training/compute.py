@@ -53,7 +53,8 @@ class Computation:
 
     def _finalize(self, model: list[Any], num_tokens: Any = None, **kwargs: Any) -> None:
         if num_tokens is not None:
-            self.scalars[0] += float(num_tokens)
+            # Added as tensors: on a GPU nothing waits for the number.
+            self.scalars[0].add_(torch.as_tensor(num_tokens).to(self.scalars.device).reshape(()))
 
     def run(
         self, iteration: int, micro_batches: Sequence[int], forward_step: ForwardStep, dataset: Dataset,
@@ -97,7 +98,7 @@ class Computation:
                     raise PerTokenLossRequired(
                         "loss_func must return (sum of losses, number of tokens, dict of metrics)"
                     )
-                self.scalars[1] += float(result[0].detach())
+                self.scalars[1].add_(result[0].detach().reshape(()))
                 return result
 
             return output, recorded

@@ -30,6 +30,7 @@ from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory, even_optimizer_steps
+from unicron.training.nccl_groups import exchange
 from unicron.training.randomness import Randomness
 from unicron.training.store import RendezvousStore
 from unicron.training.watched_group import LostOperation
@@ -122,6 +123,11 @@ class Engine:
             finally:
                 self.link.pulse.set_waiting(False)
 
+    def _require_good(self, *, inside: bool) -> None:
+        """What was begun has ended, and its results are good; raises when a group that was used was ended meanwhile."""
+        self.memory.synchronize()
+        self.groups.require_whole(inside=inside)
+
     def _pulse(self, stage: Stage, micro_batch: int = -1, *, waiting: bool = False) -> None:
         self._micro_batch = micro_batch
         self.link.pulse.advance(int(stage), self.machine.record.iteration, micro_batch)
@@ -164,6 +170,7 @@ class Engine:
         if aside is not None:
             compute.tie(self.model, self.computation.config)
             self.gradients.put_back(aside, reduced)
+        self._require_good(inside=True)
         self.ledger.set_begun(self.machine.record.done)
         return on.Done()
 
@@ -172,6 +179,7 @@ class Engine:
         self._maybe_fault(FaultPoint.TIE)
         if not action.extra:  # extra sums were tied before they were added to the whole ones
             compute.tie(self.model, self.computation.config)
+            self._require_good(inside=True)
         return on.Done()
 
     def _reduce(self, action: do.Reduce) -> on.AnyEvent:
@@ -181,7 +189,8 @@ class Engine:
                 self._maybe_fault(FaultPoint.REDUCE)
 
         shared = tuple(map(self.groups.data_index, action.shared))
-        self.gradients.reduce(self.ledger, self.groups.data_group(), shared, before)
+        group = self.groups.data_group()
+        self.gradients.reduce(self.ledger, group, shared, before, lambda: self._require_good(inside=False))
         return on.Done()
 
     def _commit(self, action: do.Commit) -> on.AnyEvent:
@@ -195,13 +204,14 @@ class Engine:
         sumsq = self.gradients.sum_of_squares()
         finite = math.isfinite(sumsq)
         scalars = self.memory.scalars
-        vector = torch.tensor(
+        vector = torch.tensor(  # on the GPU, where the group is NCCL's
             [1.0, float(plan.epoch), float(scalars[0]) if speaks else 0.0,
              sumsq if speaks and finite else 0.0, 0.0 if finite else 1.0, float(scalars[1]) if speaks else 0.0],
-            dtype=torch.float64,
+            dtype=torch.float64, device=self.memory.device,
         )  # fmt: skip
         if len(plan.ranks) > 1:
             dist.all_reduce(vector, group=self.groups.world)
+            self._require_good(inside=False)
         count, epochs, tokens, squares, found_inf, loss = vector.tolist()
         if count != len(plan.ranks) or epochs != count * plan.epoch:
             raise AssertionError(f"commit of epoch {plan.epoch}: {count} ranks, epochs sum to {epochs}")
@@ -212,14 +222,16 @@ class Engine:
         if action.report:
             self._report(action.report, inside=False)
         group = self.groups.replica_group()
-        mine = torch.zeros(6, dtype=torch.float64)
+        mine = torch.zeros(6, dtype=torch.float64, device=self.memory.device)
         if action.result is not None:
             r = action.result
             mine = torch.tensor(
-                [1.0, r.iteration, r.tokens, r.sumsq, r.found_inf, r.loss_sum], dtype=torch.float64
-            )
-        all_of_them = [torch.zeros(6, dtype=torch.float64) for _ in range(dist.get_world_size(group))]
+                [1.0, r.iteration, r.tokens, r.sumsq, r.found_inf, r.loss_sum], dtype=torch.float64,
+                device=self.memory.device,
+            )  # fmt: skip
+        all_of_them = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
         dist.all_gather(all_of_them, mine, group=group)
+        self._require_good(inside=True)
         seen = next((x.tolist() for x in all_of_them if x[0] > 0), None)
         return on.Confirmed(None if seen is None else CommitResult(int(seen[1]), *seen[2:]))
 
@@ -228,14 +240,20 @@ class Engine:
         self.ledger.begin_step(undoable=self.layout.sharded)
         kind = self.link.pulse.take_fault(int(FaultPoint.STEP), action.commit.iteration, -1)
         half_way = (lambda: self._fault(kind, FaultPoint.STEP)) if kind else None
-        self.stepper.step(action.commit, self.ledger.mark_chunk, half_way=half_way)
+        self.stepper.step(action.commit, self._mark_chunk, half_way=half_way)
         self._end_step(action.commit)
         tokens = max(action.commit.tokens, 1.0)
         self.link.pulse.committed(action.commit.iteration, action.commit.loss_sum / tokens)
         self.account.committed(action.commit.iteration)
         return on.Done()
 
+    def _mark_chunk(self, mark: int) -> None:
+        """What was begun before the mark is in memory when the mark is."""
+        self.memory.synchronize()
+        self.ledger.mark_chunk(mark)
+
     def _end_step(self, commit: CommitResult) -> None:
+        self.memory.synchronize()  # the next line says that it is done
         self.ledger.end_step(commit.iteration + 1, self.stepper.extra_state(), gathered=not self.layout.sharded)
 
     def finish_open_step(self) -> None:
@@ -245,7 +263,7 @@ class Engine:
             return
         commit, marked = found
         self.stepper.load_extra(self.ledger.header.extra())
-        self.stepper.step(commit, self.ledger.mark_chunk, marked)
+        self.stepper.step(commit, self._mark_chunk, marked)
         self._end_step(commit)
 
     def _gather(self, action: do.Gather) -> on.AnyEvent:
@@ -261,12 +279,14 @@ class Engine:
                 whole = bucket.param_data.view(-1)
                 own = whole.chunk(self.layout.dp)[self.layout.replica_of(self.rank)]
                 dist.all_gather_into_tensor(whole, own, group=group)
+        self._require_good(inside=False)
         return on.Done()
 
     def _settle(self, action: do.Settle) -> on.AnyEvent:
         self._pulse(Stage.GATHER, waiting=True)
-        ok = torch.tensor([1 if action.ok else 0], dtype=torch.int64)
+        ok = torch.tensor([1 if action.ok else 0], dtype=torch.int64, device=self.memory.device)
         dist.all_reduce(ok, op=dist.ReduceOp.MIN, group=self.groups.replica_group())
+        self._require_good(inside=True)
         return on.Settled(bool(ok.item()))
 
     # ------------------------------------------------------------------ healing
@@ -313,6 +333,7 @@ class Engine:
         made = self.groups.rebuild_inside(action.plan, action.touched, self._store(action.plan))
         if action.plan.kind is PlanKind.START:
             compute.share_tied_weight(self.model)
+            self._require_good(inside=True)
         self.account.groups_made(made)
         return on.Done()
 
@@ -330,16 +351,29 @@ class Engine:
             extra = self.stepper.extra_tensor()
             for target in fetch.targets:
                 for piece in [*self.memory.state_pieces(), extra]:
-                    dist.send(piece, group_dst=self.groups.data_index(target), group=group)
+                    self._send(piece, self.groups.data_index(target), group)
         elif self.rank in fetch.targets:
             self.ledger.begin_step()  # torn until the last piece is here
             extra = self.stepper.extra_tensor()
             for piece in [*self.memory.state_pieces(), extra]:
-                dist.recv(piece, group_src=self.groups.data_index(fetch.source), group=group)
+                self._receive(piece, self.groups.data_index(fetch.source), group)
+            self._require_good(inside=False)
             self.stepper.load_extra(bytes(extra.numpy().tobytes()))
             self.ledger.end_step(action.iteration, self.stepper.extra_state())
             self.account.state_source = "replica"
         return on.Done()
+
+    def _send(self, piece: torch.Tensor, peer: int, group: Any) -> None:
+        if self.memory.pool is None:
+            dist.send(piece, group_dst=peer, group=group)
+        else:
+            exchange(piece, peer, group, self.memory.device, receives=False)
+
+    def _receive(self, piece: torch.Tensor, peer: int, group: Any) -> None:
+        if self.memory.pool is None:
+            dist.recv(piece, group_src=peer, group=group)
+        else:
+            exchange(piece, peer, group, self.memory.device, receives=True)
 
     def _load_checkpoint(self, action: do.LoadCheckpoint) -> on.AnyEvent:
         assert self.load_checkpoint is not None
@@ -385,6 +419,7 @@ class Engine:
                 raise NoPlanCame(f"no epoch after {epoch} within {AWAIT_PLAN_MS_MAX} ms: {why}")
 
     def close(self) -> None:
+        self.groups.close()
         for client in self._clients.values():
             client.close()
 

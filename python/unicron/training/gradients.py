@@ -57,11 +57,13 @@ class Gradients:
     # ---------------------------------------------------------- reduction
 
     def reduce(
-        self, ledger: Ledger, group: dist.ProcessGroup | None, shared: tuple[int, ...], before: Callable[[int], None]
-    ) -> None:
+        self, ledger: Ledger, group: dist.ProcessGroup | None, shared: tuple[int, ...], before: Callable[[int], None],
+        settle: Callable[[], None],
+    ) -> None:  # fmt: skip
         """All segments in order; `shared`: place in the group of who holds segment 0, 1, … reduced already.
 
-        before(n) is called before each (fault point).
+        before(n) is called before each (fault point). settle() returns when a collective's result is there and good,
+        and raises when its group was ended meanwhile: on a GPU a collective that was ended returns like any other.
         """
         own = ledger.segments_reduced
         for number, segment in enumerate(self.segments):
@@ -75,12 +77,15 @@ class Gradients:
                     staged.copy_(segment)
                 dist.broadcast(staged, group_src=shared[number], group=group)
                 if number < own:
+                    settle()
                     continue
             else:
                 staged.copy_(segment)
                 dist.all_reduce(staged, group=group)
+            settle()
             ledger.copying(number)
             segment.copy_(staged)
+            self.memory.synchronize()
             ledger.reduced(number + 1)
 
     def finish_open_copy(self, ledger: Ledger) -> None:
@@ -88,6 +93,7 @@ class Gradients:
         if ledger.open_copy:
             number = ledger.segments_reduced
             self.segments[number].copy_(self._staged(self.segments[number]))
+            self.memory.synchronize()
             ledger.reduced(number + 1)
 
     def _staged(self, segment: torch.Tensor) -> torch.Tensor:

@@ -26,10 +26,19 @@ import torch.distributed.distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from unicron import _core
-from unicron.training.watched_group import COLLECTIVE_TIMEOUT, CONNECT_TIMEOUT, SHUT_S, Helpers, WatchedGroup
+from unicron.training.nccl_groups import NcclGroups
+from unicron.training.watched_group import (
+    COLLECTIVE_TIMEOUT,
+    CONNECT_TIMEOUT,
+    SHUT_S,
+    Check,
+    Helpers,
+    WatchedGroup,
+)
 from unicron.types import EpochPlan, Layout, Rank
 
 Ranks = tuple[Rank, ...]
+CLOSE_S_MAX = 5.0
 
 
 class GroupInterrupted(RuntimeError):
@@ -106,7 +115,8 @@ def _entries(holder: Any) -> Iterable[tuple[Any, Any, Any]]:
 class Groups:
     """This rank's process groups. register: see _core.WorkerMonitor.register_group / forget_group."""
 
-    def __init__(self, rank: Rank, layout: Layout, monitor: Any, pulse: Any) -> None:
+    def __init__(self, rank: Rank, layout: Layout, monitor: Any, pulse: Any, gpu: int | None = None) -> None:
+        """gpu: this worker's; None: it trains on a CPU."""
         self.rank, self.layout, self._monitor, self._pulse = rank, layout, monitor, pulse
         self._sites: list[_Site] = []
         self._lists: list[Ranks] = []  # distinct member lists of two or more at full width that hold this rank
@@ -116,6 +126,8 @@ class Groups:
         self._retired: list[WatchedGroup] = []  # replaced handles stay referenced until every site is rebound
         self._lost: list[WatchedGroup] = []  # with operations that gloo never ends
         self._helpers = Helpers()
+        self._spare: Any = None  # the group of this worker alone, made while it waited
+        self._nccl = None if gpu is None else NcclGroups(monitor, gpu, self._helpers)
         self._members: dict[Ranks, Ranks] = {}  # the live members of each group, in order
         self._rank_lists: dict[str, list[Rank]] = {}  # parallel_state's own lists of ranks, at full width
         # torch's number of a rank: its place in the default group. Ranks are stable, those are not.
@@ -142,10 +154,8 @@ class Groups:
 
     def open(self) -> None:
         """For a role: the gloo device, and a real group for the sites of size 1. A rank that waits has neither: the
-        device's thread looks around a hundred times a second."""
-        self._device = dist.ProcessGroupGloo.create_default_device()
-        backend = self._gloo(dist.HashStore(), 0, 1)
-        alone = WatchedGroup(backend, self._helpers, lambda: "whole", self._pulse)
+        device's thread looks around a hundred times a second. (On a GPU it was made while waiting: see warm_up.)"""
+        alone = self._alone()
         self._register(alone, (self.rank,), "alone")
         for site in self._sites:
             if site.ranks == (self.rank,):
@@ -159,6 +169,18 @@ class Groups:
         options._devices = [self._device]
         options._timeout = CONNECT_TIMEOUT
         return dist.ProcessGroupGloo(store, index, size, options)
+
+    def warm_up(self) -> None:
+        """What a waiting rank does beforehand: NCCL's first communicator of a process costs most of a second."""
+        if self._nccl is not None:
+            self._spare = self._nccl.alone()
+
+    def _alone(self) -> Any:
+        if self._nccl is not None:
+            return self._spare if self._spare is not None else self._nccl.alone()
+        self._device = dist.ProcessGroupGloo.create_default_device()
+        backend = self._gloo(dist.HashStore(), 0, 1)
+        return WatchedGroup(backend, self._helpers, lambda: "whole", self._pulse)
 
     def _peers(self, rank: Rank) -> Ranks:
         tp, _, pp = self.layout.coords(rank)
@@ -219,12 +241,9 @@ class Groups:
         self, plan: EpochPlan, full: Ranks, members: Ranks, store: Callable[[str], dist.Store], *, world: bool
     ) -> None:
         name = f"e{plan.epoch}:{'-'.join(map(str, full))}"
-        before = set(_core.connected_sockets())
-        backend = self._connect(plan, members, store(name), name)
-        sockets = [fd for fd, inode in _core.connected_sockets() if (fd, inode) not in before]
         group_id = next(self._next_id)
-        self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
-        group = WatchedGroup(backend, self._helpers, lambda: str(self._monitor.group_state(group_id)), self._pulse)
+        make = self._make_gloo if self._nccl is None else self._make_nccl
+        group = make(plan, full, members, store(name), name, group_id)
         self._live[full], self._ids[full], self._members[full] = group, group_id, members
         if self._monitor.newest_epoch() > plan.epoch:
             raise GroupInterrupted(f"epoch {self._monitor.newest_epoch()} while making groups of {plan.epoch}")
@@ -237,30 +256,56 @@ class Groups:
             if site.ranks == full:
                 site.bind(group)
 
-    def _connect(self, plan: EpochPlan, members: Ranks, store: dist.Store, name: str) -> Any:
+    def _make_gloo(
+        self, plan: EpochPlan, full: Ranks, members: Ranks, store: dist.Store, name: str, group_id: int
+    ) -> WatchedGroup:
         """gloo's own group over these members. It waits for all of them, and a newer epoch ends that wait."""
 
         def connect() -> Any:
             prefixed = dist.PrefixStore(name, store)
             return self._gloo(prefixed, members.index(self.rank), len(members))
 
+        before = set(_core.connected_sockets())
+        backend = self._helpers.call(connect, self._check_of(plan))
+        backend._set_default_timeout(COLLECTIVE_TIMEOUT)
+        sockets = [fd for fd, inode in _core.connected_sockets() if (fd, inode) not in before]
+        self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
+        return WatchedGroup(backend, self._helpers, lambda: str(self._monitor.group_state(group_id)), self._pulse)
+
+    def _make_nccl(
+        self, plan: EpochPlan, full: Ranks, members: Ranks, store: dist.Store, name: str, group_id: int
+    ) -> Any:
+        assert self._nccl is not None
+        place = members.index(self.rank)
+        group, backend = self._nccl.connect(store, name, place, len(members), self._check_of(plan))
+        self._nccl.register(group_id, backend, members, self.is_cross(full))
+        return group
+
+    def _check_of(self, plan: EpochPlan) -> Check:
         def check(seconds: float) -> None:
             newest = self._monitor.newest_epoch()
             if newest > plan.epoch and seconds > SHUT_S:
                 raise GroupInterrupted(f"epoch {newest} while connecting a group of {plan.epoch}")
 
-        backend = self._helpers.call(connect, check)
-        backend._set_default_timeout(COLLECTIVE_TIMEOUT)
-        return backend
+        return check
 
-    def _register(self, group: WatchedGroup, members: Ranks, name: str) -> None:
+    def require_whole(self, *, inside: bool) -> None:
+        """After a synchronisation: raises if what the last collectives left cannot be trusted. inside: only my
+        replica's groups were used."""
+        if self._nccl is None:
+            return  # gloo raises by itself
+        used = self.inside_lists if inside else self._lists
+        self._nccl.require_whole(self._ids[full] for full in used if full in self._ids)
+
+    def _register(self, group: Any, members: Ranks, name: str) -> None:
         group._set_group_name(name)  # type: ignore[arg-type]
         group._set_group_desc(name)
         world = c10d._world
-        world.pg_map[group] = ("gloo", None)  # type: ignore[assignment]
+        backend = "gloo" if self._nccl is None else "nccl"
+        world.pg_map[group] = (backend, None)  # type: ignore[assignment]
         world.pg_names[group] = name  # type: ignore[assignment]
         world.pg_group_ranks[group] = self._numbered(members)
-        world.pg_backend_config[group] = str(c10d.BackendConfig(dist.Backend("gloo")))
+        world.pg_backend_config[group] = str(c10d.BackendConfig(dist.Backend(backend)))
         world.pg_to_tag[group] = f"ptd:{name}"
         world.tags_to_pg.setdefault(f"ptd:{name}", []).append(group)
         c10d._register_process_group(name, group)  # type: ignore[arg-type]
@@ -284,9 +329,18 @@ class Groups:
         group = self._live.pop(full, None)
         if group is None:
             return
-        self._monitor.forget_group(self._ids.pop(full))
-        self._retired.append(group)
+        number = self._ids.pop(full)
+        if self._nccl is None:
+            self._monitor.forget_group(number)
+            self._retired.append(group)
+        else:
+            self._nccl.retire(number)
         forget_group(group)
+
+    def close(self) -> None:
+        """The task is over here."""
+        if self._nccl is not None:
+            self._nccl.close(CLOSE_S_MAX)
 
     def release_retired(self) -> None:
         """Between iterations: let the replaced groups go.
@@ -294,6 +348,8 @@ class Groups:
         In the background, because their destructors join threads that are still on their way out. A group that lost
         an operation is never destroyed: its destructor would wait for it.
         """
+        if self._nccl is not None:
+            self._nccl.release()
         self._lost += [group for group in self._retired if group.lost]
         going = [group for group in self._retired if not group.lost]
         self._retired.clear()

@@ -25,6 +25,9 @@ ANSWER_MS_MAX = 10_000
 SEND_MS_MAX = 5_000
 ARENA_MS_MAX = 20_000  # an adopter waits in it until the dead owner is gone
 
+GpuSlabs = tuple[tuple[int, ...], tuple[int, ...]]  # descriptors, bytes of each
+NO_SLABS: GpuSlabs = ((), ())
+
 
 class AgentGone(RuntimeError):
     """The agent does not answer."""
@@ -92,16 +95,21 @@ class WorkerLink:
         """This worker in the newest plan."""
         return next((m for m in self.plan.members if m.worker == self.worker), None) if self.plan else None
 
-    def request_arena(self, rank: Rank, nbytes: int, digest: str, *, adopt: bool) -> tuple[int, ArenaGrant]:
-        """(descriptor or -1, grant), on a connection of its own."""
+    def request_arena(
+        self, rank: Rank, nbytes: int, digest: str, *, adopt: bool, gpu: GpuSlabs = NO_SLABS
+    ) -> tuple[int, ArenaGrant, tuple[int, ...]]:
+        """(descriptor or -1, grant, descriptors of an adopted arena's GPU slabs), on a connection of its own.
+
+        gpu: descriptors and sizes of this worker's slabs, for the agent to keep with a fresh arena.
+        """
         with framing.connect(self._path, CONNECT_MS_MAX) as line:
-            request = ArenaRequest(self.task, self.worker, rank, nbytes, digest, adopt)
-            framing.send_blocking(line, encode(request))
+            request = ArenaRequest(self.task, self.worker, rank, nbytes, digest, adopt, gpu[1])
+            framing.send_blocking(line, encode(request), gpu[0])
             payload, fds = framing.receive_blocking(line, ARENA_MS_MAX)
         grant = decode(framing.worker_message(payload))
         if not isinstance(grant, ArenaGrant):
             raise AgentGone(f"asked for an arena, got {type(grant).__name__}")
-        return (fds[0] if fds else -1), grant
+        return (fds[0] if fds else -1), grant, tuple(fds[1:])
 
 
 def now_ms() -> float:

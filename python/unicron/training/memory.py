@@ -3,13 +3,15 @@
 `StateMemory` lists every tensor of parameters, gradient buffers and optimizer state in an order that depends on
 structure only, moves all of their storages onto one page-aligned region over one memfd (MECHANICS 2, recipe O), and
 thereafter swaps the memfd under the region: a fresh one at the start, the dead predecessor's at adoption. No copy, no
-walk, 0.3 ms. On a GPU state is born in the arena instead (csrc/state, CUDA).
+walk, 0.3 ms. On a GPU state is born in the arena instead (arena_pool.py), and adopted slab by slab; what torch keeps on
+the host all the same (AdamW's step counts) lies in the memfd.
 
 Rejected: share_memory_() per tensor: /dev/shm is 64 MB in many containers and costs one descriptor a tensor.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import hashlib
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 
 from unicron import _core
+from unicron.training.arena_pool import ArenaPool
 
 PAGE = 4096
 SCALARS = 4  # tokens, loss sum, loss count, spare: one more segment of the reduction
@@ -61,16 +64,23 @@ def force_optimizer_state(optimizer: Any) -> None:
 class StateMemory:
     """The tensors of (model, optimizer) plus unicron's own staging, scalars and undo area, on one region."""
 
-    def __init__(self, model: Any, optimizer: Any, staging_bytes: int, undo_bytes: int = 0) -> None:
-        self.model, self.optimizer = model, optimizer
-        force_optimizer_state(optimizer)
-        self.staging = torch.zeros(staging_bytes, dtype=torch.uint8)
-        self.undo = torch.zeros(undo_bytes, dtype=torch.uint8)
-        self.scalars = torch.zeros(SCALARS, dtype=torch.float64)
+    def __init__(
+        self, model: Any, optimizer: Any, staging_bytes: int, undo_bytes: int = 0, pool: ArenaPool | None = None
+    ) -> None:
+        """pool: the GPU's, in which model and optimizer were built; None on a CPU."""
+        self.model, self.optimizer, self.pool = model, optimizer, pool
+        self.device = torch.device("cpu") if pool is None else torch.device("cuda", pool.device)
+        with contextlib.nullcontext() if pool is None else pool.born_here():
+            force_optimizer_state(optimizer)
+            self.staging = torch.zeros(staging_bytes, dtype=torch.uint8, device=self.device)
+            self.undo = torch.zeros(undo_bytes, dtype=torch.uint8, device=self.device)
+            self.scalars = torch.zeros(SCALARS, dtype=torch.float64, device=self.device)
         self.index = self._lay_out()
-        _, offset, nbytes = self.index[-1]
+        self.gpu_index = [] if pool is None else self._find_on_gpu(pool)
+        _, offset, nbytes = self.index[-1] if self.index else ("", _core.ARENA_HEADER_BYTES, 1)
         self.nbytes = offset + _pages(nbytes)
-        self.digest = hashlib.sha256(repr(self.index).encode()).hexdigest()[:32]
+        text = repr(self.index) if pool is None else repr((self.index, self.gpu_index, pool.layout_digest()))
+        self.digest = hashlib.sha256(text.encode()).hexdigest()[:32]
         self.content_bytes = self.nbytes - _core.ARENA_HEADER_BYTES
         self.fd = _core.create_arena(self.content_bytes)
         self._region = torch.UntypedStorage.from_file(f"/proc/self/fd/{self.fd}", shared=True, nbytes=self.nbytes)
@@ -107,12 +117,24 @@ class StateMemory:
         offset = _core.ARENA_HEADER_BYTES
         for name, tensor in self.tensors():
             storage = tensor.untyped_storage()
-            if storage.data_ptr() in self._offset_of:
+            if storage.data_ptr() in self._offset_of or tensor.is_cuda:
                 continue
             self._offset_of[storage.data_ptr()] = (offset, storage.nbytes())
             index.append((name, offset, storage.nbytes()))
             offset += _pages(storage.nbytes())
         return index
+
+    def _find_on_gpu(self, pool: ArenaPool) -> list[tuple[str, int, int]]:
+        """(name, place in the arena, bytes) of every storage of the state on the GPU."""
+        found: dict[int, tuple[str, int, int]] = {}
+        for name, tensor in self.tensors():
+            if not tensor.is_cuda or not tensor.untyped_storage().nbytes():
+                continue
+            place = pool.place_of(tensor)
+            if place is None:
+                raise RuntimeError(f"{name} was not allocated between join() and manage(): it would not survive")
+            found.setdefault(place, (name, place, tensor.untyped_storage().nbytes()))
+        return list(found.values())
 
     # -------------------------------------------------------------- moving, once
 
@@ -123,10 +145,10 @@ class StateMemory:
             ctypes.memmove(base + offset, pointer, nbytes)
         for tensor in self._all_views():
             self._repoint(tensor)
-        missed = [name for name, tensor in self.tensors() if not self._inside(tensor)]
+        missed = [name for name, tensor in self.tensors() if not tensor.is_cuda and not self._inside(tensor)]
         missed += [
             f"main_grad of {name}" for name, p in self.model.named_parameters()
-            if getattr(p, "main_grad", None) is not None and not self._inside(p.main_grad)
+            if getattr(p, "main_grad", None) is not None and not p.main_grad.is_cuda and not self._inside(p.main_grad)
         ]  # fmt: skip
         if missed:
             raise RuntimeError(f"state that could not be moved into the arena: {missed[:5]}")
@@ -177,11 +199,27 @@ class StateMemory:
         del target
         self.adopt(fd)
 
-    def adopt(self, fd: int) -> None:
-        """Go on with the content of fd: the predecessor's state is now under every tensor."""
+    def adopt(self, fd: int, gpu_fds: tuple[int, ...] = (), sizes: tuple[int, ...] = ()) -> None:
+        """Go on with the content of fd (and of the GPU slabs): the predecessor's state is now under every tensor."""
+        if gpu_fds:
+            assert self.pool is not None
+            self.pool.arena.adopt(list(gpu_fds), list(sizes))
         _core.map_fixed(self._region.data_ptr(), fd, self.nbytes)
         os.close(self.fd)
         self.fd = fd
+
+    def export(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(descriptors, sizes) of the GPU slabs, for the agent to keep. An understudy gets memory of its own first."""
+        if self.pool is None:
+            return (), ()
+        self.pool.arena.take_own_memory()
+        sizes = tuple(nbytes for _, _, nbytes in self.pool.arena.slabs())
+        return tuple(self.pool.arena.export_all()), sizes
+
+    def synchronize(self) -> None:
+        """All that was begun on this worker's memory has ended."""
+        if self.pool is not None:
+            torch.cuda.synchronize(self.device)
 
     def state_pieces(self, piece_bytes: int = 64 << 20) -> list[torch.Tensor]:
         """Parameters and optimizer state as flat byte views of the region, for transfers."""
@@ -195,4 +233,16 @@ class StateMemory:
             else:
                 spans.append((offset, end))
         whole = torch.empty(0, dtype=torch.uint8).set_(self._region)  # type: ignore[call-overload]
-        return [p for start, end in spans for p in whole[start:end].split(piece_bytes)]
+        pieces = [p for start, end in spans for p in whole[start:end].split(piece_bytes)]
+        return pieces + [p for storage in self._gpu_storages() for p in storage.split(piece_bytes)]
+
+    def _gpu_storages(self) -> list[torch.Tensor]:
+        """The same of the state on the GPU, each storage once."""
+        seen: dict[int, torch.Tensor] = {}
+        for name, tensor in self.tensors():
+            storage = tensor.untyped_storage()
+            if not tensor.is_cuda or not storage.nbytes() or name.endswith("grad_data") or name.startswith("unicron."):
+                continue
+            flat = torch.empty(0, dtype=torch.uint8, device=self.device)
+            seen.setdefault(storage.data_ptr(), flat.set_(storage))  # type: ignore[call-overload]
+        return list(seen.values())

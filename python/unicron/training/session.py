@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import torch
 
 from unicron import _core
 from unicron.healing import actions as do
@@ -23,12 +24,14 @@ from unicron.healing import events as on
 from unicron.healing.record import Record
 from unicron.messages import TEXT_CHARS_MAX, ExceptionRaised, Finished, Saved, WorkerReady
 from unicron.training import data as data_module
-from unicron.training import gradients, megatron_cpu
+from unicron.training import gpu, gradients, megatron_cpu
+from unicron.training.arena_pool import ArenaPool
 from unicron.training.engine import Engine, Left
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink
 from unicron.training.memory import StateMemory, force_optimizer_state
 from unicron.training.overlap import take_over
+from unicron.training.rehearsal import rehearse
 from unicron.training.roles import RoleChanged
 from unicron.training.sharded_step import is_sharded, undo_bytes
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
@@ -64,6 +67,8 @@ def join(
     The arguments are used only when nothing manages the script (plain torchrun): under unicron the task says them.
     """
     megatron_cpu.install()
+    if gpu.has_gpu():
+        gpu.prepare()
     if "UNICRON_AGENT" not in os.environ:
         from unicron.training.unmanaged import UnmanagedSession
 
@@ -108,11 +113,27 @@ class Session:
         self._reported = False
         self._checkpoints: Any = None
         link.pulse.advance(int(Stage.STARTING), 0, -1)
+        self._pool: ArenaPool | None = None
+        self._birth: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if gpu.has_gpu():
+            self._open_gpu(gpu.device_of(rank, link.plan))
         make_stand_ins(rank, self.layout)
 
     @property
     def managed(self) -> bool:
         return True
+
+    def _open_gpu(self, device: int) -> None:
+        """What the script builds until manage() is born in this GPU's arena; an understudy's has no memory."""
+        torch.cuda.set_device(device)
+        self._pool = ArenaPool(device, own_memory=not self._is_waiting)
+        self._birth = self._pool.born_here()
+        self._birth.__enter__()
+
+    @property
+    def _is_waiting(self) -> bool:
+        # Built again for the role it was given, a worker is no understudy any more, and must not say that it is.
+        return bool(self._link.welcome.waiting and self._link.member() is None)
 
     # ------------------------------------------------------------------ build, wait, adopt
 
@@ -126,8 +147,15 @@ class Session:
         model = single_chunk(model)
         take_over(model, optimizer)
         staging = gradients.staging_bytes(model)
-        memory = StateMemory(model, optimizer, staging, self._undo_bytes(optimizer))
-        groups = Groups(self.rank, self.layout, self._link.monitor, self._link.pulse)
+        undo = self._undo_bytes(optimizer)
+        self._birth.__exit__(None, None, None)
+        memory = StateMemory(model, optimizer, staging, undo, self._pool)
+        device = None if self._pool is None else self._pool.device
+        groups = Groups(self.rank, self.layout, self._link.monitor, self._link.pulse, device)
+        if device is not None and self._is_waiting:
+            gpu.warm_up(device)
+            groups.warm_up()
+            rehearse(model, optimizer, self.layout, device)
         groups.adopt_handles([model, optimizer, getattr(model, "config", None)])
         plan = self._take_role()
         groups.open()
@@ -153,10 +181,8 @@ class Session:
 
     def _take_role(self) -> EpochPlan:
         link = self._link
-        # Built again for the role it was given, a worker is no understudy any more, and must not say that it is.
-        waiting = link.welcome.waiting and link.member() is None
         link.pulse.advance(int(Stage.WAITING), 0, -1)
-        link.send(WorkerReady(link.worker, self.rank, waiting))
+        link.send(WorkerReady(link.worker, self.rank, self._is_waiting))
         role = link.wait_for_role()
         if role is None:
             link.pulse.advance(int(Stage.DONE), 0, -1)
@@ -176,15 +202,21 @@ class Session:
         memory, rank = engine.memory, self.rank
         num_segments = len(engine.gradients.segments)
         if plan.kind in (PlanKind.REPLACE, PlanKind.RECONNECT, PlanKind.SHRINK):
-            fd, grant = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=True)
+            fd, grant, gpu_fds = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=True)
             if grant.adopted:
                 refused = _core.ArenaHeader(fd).check(memory.digest, memory.content_bytes)
                 if not refused:
-                    return self._adopt(engine, fd, num_segments)
+                    return self._adopt(engine, (fd, gpu_fds, grant.sizes), num_segments)
                 print(f"unicron: the role's last arena cannot be used: {refused}", file=sys.stderr)
-            if fd >= 0:
-                os.close(fd)
-        fd, grant = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=False)
+            for useless in (fd, *gpu_fds):
+                if useless >= 0:
+                    os.close(useless)
+        slabs = memory.export()
+        fd, grant, _ = self._link.request_arena(
+            rank, memory.content_bytes, memory.digest, adopt=False, gpu=slabs
+        )
+        for ours in slabs[0]:
+            os.close(ours)
         if fd < 0:
             raise RuntimeError(f"the agent gave no arena: {grant.refused}")
         _core.ArenaHeader(fd).format(memory.digest, memory.content_bytes)
@@ -195,8 +227,13 @@ class Session:
             engine.ledger.begin_step()
         return Record(rank, 0, Stage.STARTING, has_state=fresh, num_segments=num_segments)
 
-    def _adopt(self, engine: Engine, fd: int, num_segments: int) -> Record:
-        engine.memory.adopt(fd)
+    def _adopt(
+        self, engine: Engine, arena: tuple[int, tuple[int, ...], tuple[int, ...]], num_segments: int
+    ) -> Record:
+        """arena: its descriptor, and descriptors and sizes of its GPU slabs."""
+        engine.memory.adopt(*arena)
+        for mapped in arena[1]:
+            os.close(mapped)
         engine.ledger = type(engine.ledger)(engine.memory.fd)
         engine.gradients.finish_open_copy(engine.ledger)
         engine.finish_open_step()

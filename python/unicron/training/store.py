@@ -51,6 +51,10 @@ class RendezvousStore(dist.Store):
     def delete_key(self, key: str) -> bool:
         return self._client.delete(self._key(key))
 
+    def clone(self) -> RendezvousStore:
+        """Torch's NCCL backend wants a copy for threads of its own; this one may be used by any thread."""
+        return self
+
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout_ms = min(int(timeout.total_seconds() * 1000), RENDEZVOUS_MS_MAX)
 

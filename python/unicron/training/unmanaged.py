@@ -43,7 +43,7 @@ class UnmanagedSession:
 
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         if "MASTER_ADDR" in os.environ:
             dist.init_process_group(backend)
         else:
@@ -62,7 +62,8 @@ class UnmanagedSession:
         from unicron.training.session import single_chunk
 
         self._model, self._optimizer, self._scheduler = single_chunk(model), optimizer, scheduler
-        self._sums = torch.zeros(4, dtype=torch.float64)
+        device = next(self._model.parameters()).device
+        self._sums = torch.zeros(4, dtype=torch.float64, device=device)
         self._computation = compute.Computation(self._model, self.layout, self._sums)
         self._computation.config.finalize_model_grads_func = self._finalize
 
@@ -70,7 +71,7 @@ class UnmanagedSession:
         from megatron.core.distributed import finalize_model_grads
 
         if num_tokens is not None:
-            self._sums[0] += float(num_tokens)
+            self._sums[0].add_(torch.as_tensor(num_tokens).to(self._sums.device).reshape(()))
         finalize_model_grads(model, num_tokens, **kwargs)
 
     def iterations(self, count: int) -> Iterator[int]:

@@ -17,6 +17,8 @@ namespace unicron {
   X(kConnectionEnded, UnicronError) \
   X(kLimitExceeded, UnicronError)   \
   X(kSlotHeld, UnicronError)        \
+  X(kNoDevice, UnicronError)        \
+  X(kDevice, UnicronError)          \
   X(kTimeout, Timeout)              \
   X(kArenaRefused, ArenaRefused)
 

@@ -11,16 +11,19 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/descriptor.h"
 #include "base/ids.h"
 #include "base/thread.h"
 #include "monitor/frames.h"
 #include "monitor/group_table.h"
+#include "monitor/nccl_table.h"
 #include "monitor/pulse.h"
 
 namespace unicron::monitor {
@@ -40,6 +43,10 @@ class WorkerMonitor {
   // In a forked child: see Thread::is_foreign(). Then this object must not even be destroyed.
   bool is_foreign() const { return thread_.is_foreign(); }
   GroupTable& groups() { return groups_; }
+  // Communicators that a plan's arrival ends, too. Takes the place of an earlier table (of a role that is given up).
+  void attach_nccl(std::shared_ptr<NcclTable> table);
+  // What a plan's arrival does; number of sockets and communicators.
+  int64_t shut(const std::vector<Rank>& touched);
   Epoch newest_epoch() const { return Epoch(newest_epoch_.load(std::memory_order_acquire)); }
   std::optional<std::string> next_frame(int64_t timeout_ms);
   void send(std::string_view message, int64_t timeout_ms);
@@ -53,6 +60,8 @@ class WorkerMonitor {
   void flush(Deadline deadline);
 
   GroupTable groups_;
+  std::mutex nccl_mutex_;
+  std::shared_ptr<NcclTable> nccl_;
   std::atomic<int64_t> newest_epoch_{0};
 
   std::mutex queue_mutex_;

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Builds, tests and measures everything about GPUs, within ten minutes, on a machine with one or two of them.
+#
+#   OUT=folder tests/gpu/run.sh [STEP ...]        all steps without arguments; wheels it needs lie in .whl/
+#
+# Each step has its own limit, a failing one stops nothing, and none begins that would outlast BUDGET seconds. In OUT:
+# log.txt (all output), summary.md (a line per step), tables.md (the benches' tables), managed.jsonl, managed-logs.tgz.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+OUT=${OUT:-$PWD/results/gpu}
+mkdir -p "$OUT"
+exec > >(tee -a "$OUT/log.txt") 2>&1
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 # multicast can take a shared host's GPUs down
+PYTHON=${PYTHON:-python3}
+BUDGET=${BUDGET:-570}
+SITE=/tmp/unicron-gpu-site
+export PYTHONPATH="$SITE:$PWD/python:$PWD/tests/support:$PWD/bench${PYTHONPATH:+:$PYTHONPATH}"
+export PATH="$SITE/bin:$PATH"
+
+# step NAME SECONDS COMMAND...
+step() {
+  local name=$1 limit=$2
+  shift 2
+  if [ "${#STEPS[@]}" -gt 0 ] && [[ " ${STEPS[*]} " != *" $name "* ]]; then return; fi
+  local left=$((BUDGET - SECONDS))
+  if [ "$left" -lt 15 ]; then
+    echo "| $name | not begun | $SECONDS s are over |" >>"$OUT/summary.md"
+    return
+  fi
+  [ "$limit" -gt "$left" ] && limit=$left
+  echo "=== $name: $*"
+  local begun=$SECONDS
+  timeout -s KILL "$limit" "$@"
+  local code=$?
+  echo "=== $name: exit $code after $((SECONDS - begun)) s"
+  echo "| $name | $code | $((SECONDS - begun)) s |" >>"$OUT/summary.md"
+}
+
+table() {
+  local name=$1 limit=$2
+  shift 2
+  step "$name" "$limit" bash -c '"$@" >"$0.part"; code=$?; cat "$0.part"; cat "$0.part" >>"$0"; exit $code' \
+    "$OUT/tables.md" "$@"
+}
+
+facts() {
+  nvidia-smi --query-gpu=index,name,memory.total,driver_version --format=csv
+  nvidia-smi topo -m
+  uname -r
+  nvcc --version | tail -2
+  $PYTHON -c 'import sys, torch; print(sys.version); print("torch", torch.__version__, torch.cuda.nccl.version())'
+  ls -l /dev/nvidia*
+}
+
+build() {
+  if compgen -G '.whl/*.whl' >/dev/null; then
+    $PYTHON -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$SITE" .whl/*.whl
+  fi
+  rm -rf build/cmake-* python/unicron/_core*.so
+  export UNICRON_CUDA=ON
+  if ! $PYTHON setup.py -q build_ext --inplace >"$OUT/build.txt" 2>&1; then
+    grep -m 20 -E 'error|warning' "$OUT/build.txt" # a compiler that this project does not know yet
+    UNICRON_WERROR=OFF $PYTHON setup.py -q build_ext --inplace
+  fi
+  tail -8 "$OUT/build.txt"
+  $PYTHON -c 'from unicron import _core; assert _core.cuda; print(_core.__file__)'
+}
+
+wheel() { # built with CUDA, it imports where no driver is found
+  rm -rf /tmp/unicron-wheel /tmp/unicron-wheel-site
+  UNICRON_CUDA=ON $PYTHON -m pip wheel -q --no-build-isolation --no-deps -w /tmp/unicron-wheel . &&
+    $PYTHON -m pip install -q --no-index --no-deps --target /tmp/unicron-wheel-site /tmp/unicron-wheel/*.whl &&
+    (cd /tmp && PYTHONPATH=/tmp/unicron-wheel-site:$SITE $PYTHON -c \
+      'import unicron; from unicron import _core; print("wheel", _core.cuda, _core.__file__)')
+}
+
+managed() { # LAYOUT SIZE CASES [OPTION...]
+  local layout=$1 size=$2 cases=$3
+  shift 3
+  "$PYTHON" tests/gpu/managed.py --layout "$layout" --size "$size" --cases "$cases" --unmanaged \
+    --folder results/managed "$@"
+}
+
+keep_logs() {
+  cp results/managed/managed.jsonl "$OUT/" 2>/dev/null
+  tar -czf "$OUT/managed-logs.tgz" --exclude='*.npy' results/managed 2>/dev/null
+}
+
+export -f facts build wheel managed
+export PYTHON SITE OUT
+STEPS=("$@")
+pytest=("$PYTHON" -m pytest -q -p no:cacheprovider -s)
+all_kills=kill-compute,kill-reduce,kill-commit,kill-step,segv-compute,exception-compute,kill-now
+
+step facts 60 bash -c facts
+step build 240 bash -c build
+step unit 60 "${pytest[@]}" tests/unit/test_native_gpu.py tests/unit/test_arena_keeper.py
+step kernels 90 "${pytest[@]}" tests/gpu/test_kernels.py
+step arena 150 "${pytest[@]}" tests/gpu/test_arena.py
+step nccl 150 "${pytest[@]}" tests/gpu/test_nccl.py
+step template 60 "${pytest[@]}" tests/gpu/test_template.py
+table managed_dp2 150 bash -c "managed 1,1,2 small $all_kills"
+table bench_gone 60 "$PYTHON" bench/gpu/bench_gone.py --runs 3
+table bench_arena 60 "$PYTHON" bench/gpu/bench_arena.py --runs 2
+table bench_copy 40 "$PYTHON" bench/gpu/bench_copy.py
+table bench_groups 60 "$PYTHON" bench/gpu/bench_groups.py --runs 2
+table bench_exact 40 "$PYTHON" bench/gpu/bench_exact.py
+table managed_sharded 100 bash -c 'managed 1,1,2 small kill-reduce,kill-step --sharded'
+table managed_tp2 100 bash -c 'managed 2,1,1 small kill-compute,kill-reduce,kill-commit'
+table managed_pp2 100 bash -c 'managed 1,2,1 small kill-compute,kill-reduce,kill-commit'
+table managed_350m 200 bash -c 'managed 1,1,2 350m kill-compute,kill-reduce,kill-step'
+step doctor 30 "$PYTHON" -m unicron.cli doctor
+step wheel 120 bash -c wheel
+keep_logs
+rm -f "$OUT/tables.md.part"
+echo "=== summary"
+cat "$OUT/summary.md"
