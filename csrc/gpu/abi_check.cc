@@ -60,7 +60,9 @@ static_assert(sizeof(NcclUniqueId) == sizeof(::ncclUniqueId));
 static_assert(kNcclInProgress == ::ncclInProgress);
 static_assert(offsetof(NcclConfig, blocking) == offsetof(::ncclConfig_t, blocking));
 static_assert(offsetof(NcclConfig, split_share) == offsetof(::ncclConfig_t, splitShare));
+#ifdef NCCL_API_MAGIC  // headers before 2.29 have the number in an initializer only
 static_assert(NcclConfig{}.magic == NCCL_API_MAGIC);
+#endif
 static_assert(kNcclShrinkAbort == NCCL_SHRINK_ABORT);
 static_assert(kNcclInt64 == ::ncclInt64 && kNcclFloat32 == ::ncclFloat32);
 #endif
