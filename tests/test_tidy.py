@@ -32,7 +32,7 @@ PYTHON_LAYERS = {
     "_core": set(),
     "types": set(),
     "messages": {"types"},
-    "coordinator": _PURE,
+    "coordinator": {*_PURE, "planner"},  # its decisions: pure functions too
     "agent": _PURE,
     "healing": _PURE,
     "planner": {*_PURE, "_core"},  # of the core its arithmetic: pure functions of their arguments

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from unicron.coordinator.journal import CheckpointSaved, HealingClosed
+from unicron.coordinator.leaving import is_last_word
+from unicron.coordinator.starting import wait_for_slots
 from unicron.coordinator.state import TaskState
 from unicron.coordinator.step import Step
 from unicron.coordinator.symptoms import member_speaks, speaker
@@ -37,6 +39,11 @@ def on_healed(step: Step, task: TaskState, body: Healed) -> None:
 def on_saved(step: Step, task: TaskState, body: Saved) -> None:
     """Sent when the checkpoint is complete for everybody: the newest one is what RESTORE loads."""
     if speaker(step, task, body.worker) is None:
+        return
+    if body.final and is_last_word(task, body.epoch):
+        if task.checkpoint is None or body.iteration >= task.checkpoint[0]:
+            step.write(CheckpointSaved(task.name, body.iteration, body.path), "everybody saved and holds")
+            wait_for_slots(step, task, f"{task.leaving} (saved at iteration {body.iteration})")
         return
     if task.checkpoint is not None and body.iteration <= task.checkpoint[0]:
         step.refuse("stale_checkpoint", f"iteration {body.iteration}, have {task.checkpoint[0]}")

@@ -18,10 +18,13 @@ from unicron.coordinator.events import (
     AgentMessage,
     AgentProbed,
     CancelRequested,
+    DrainRequested,
     Event,
     FaultRequested,
     Replayed,
+    ResumeRequested,
     Started,
+    SuspendRequested,
     TaskSubmitted,
     TimerFired,
 )
@@ -105,6 +108,12 @@ class CoordinatorMachine:
                 requests.on_submitted(step, event.request_id, event.job)
             case CancelRequested():
                 requests.on_cancel(step, event.request_id, event.task)
+            case SuspendRequested():
+                requests.on_suspend(step, event.request_id, event.task)
+            case ResumeRequested():
+                requests.on_resume(step, event.request_id, event.task)
+            case DrainRequested():
+                requests.on_drain(step, event.request_id, event.node, event.drained)
             case FaultRequested():
                 requests.on_fault(step, event)
             case _:

@@ -13,7 +13,7 @@ from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, 
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.lifecycle import finish_task, stop_task
 from unicron.coordinator.plans import Decision, end_leavers, publish
-from unicron.coordinator.starting import restart_all, suspend
+from unicron.coordinator.starting import restart_all, wait_for_slots
 from unicron.coordinator.state import Purpose, TaskState, WorkerState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
@@ -121,7 +121,7 @@ def _decide(step: Step, task: TaskState, refills: Refills) -> None:
         if layout.replica_of(m.rank) not in refills.leaving
     }
     if not members:
-        suspend(step, task, "no whole or refillable replica is left")
+        wait_for_slots(step, task, "no whole or refillable replica is left")
         return
     if task.state_lost:
         kind = PlanKind.RESTORE

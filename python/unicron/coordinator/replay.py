@@ -5,19 +5,25 @@ from __future__ import annotations
 from functools import singledispatch
 
 from unicron.coordinator.journal import (
+    AllocationDecided,
     CheckpointSaved,
     Entry,
     EpochDecided,
     HealingClosed,
     IncidentRecorded,
     NodeDeclaredLost,
+    NodeDrained,
     NodeJoined,
     RolesPlaced,
     TaskAdmitted,
     TaskEnded,
+    TaskHeld,
+    TaskLeaves,
     TaskRestarted,
+    TaskStays,
     TaskSuspended,
     TermBegan,
+    ThroughputMeasured,
     WorkersStarted,
 )
 from unicron.coordinator.state import NodeState, Purpose, State, TaskState, WorkerState
@@ -47,6 +53,7 @@ def _(entry: NodeJoined, state: State) -> None:
         store_key=entry.store_key,
         phase=known.phase if known else NodePhase.AWAITED,
         since_ms=known.since_ms if known else 0.0,
+        is_drained=known.is_drained if known else False,
     )
     if not state.is_started:
         state.nodes[entry.node].phase = NodePhase.AWAITED
@@ -66,8 +73,46 @@ def _(entry: NodeDeclaredLost, state: State) -> None:
 
 
 @apply_entry.register
+def _(entry: NodeDrained, state: State) -> None:
+    state.nodes[entry.node].is_drained = entry.drained
+
+
+@apply_entry.register
 def _(entry: TaskAdmitted, state: State) -> None:
-    state.tasks[entry.task] = TaskState(name=entry.task, job=entry.job, placement=dict(entry.placement))
+    state.tasks[entry.task] = TaskState(name=entry.task, job=entry.job)
+
+
+@apply_entry.register
+def _(entry: AllocationDecided, state: State) -> None:
+    state.allocation = entry.allocation
+
+
+@apply_entry.register
+def _(entry: TaskHeld, state: State) -> None:
+    task = state.tasks[entry.task]
+    task.is_held, task.held_why = entry.held, entry.reason if entry.held else ""
+    if not state.is_started:
+        if entry.held and task.phase is TaskPhase.WAITING:
+            task.phase = TaskPhase.SUSPENDED
+        elif not entry.held and task.phase is TaskPhase.SUSPENDED:
+            task.phase = TaskPhase.WAITING
+
+
+@apply_entry.register
+def _(entry: TaskLeaves, state: State) -> None:
+    state.tasks[entry.task].leaving = entry.reason
+
+
+@apply_entry.register
+def _(entry: TaskStays, state: State) -> None:
+    task = state.tasks[entry.task]
+    task.leaving = ""
+    task.is_pinned = True
+
+
+@apply_entry.register
+def _(entry: ThroughputMeasured, state: State) -> None:
+    state.tasks[entry.task].measured_s[entry.replicas] = entry.iteration_s
 
 
 @apply_entry.register
@@ -78,7 +123,7 @@ def _(entry: WorkersStarted, state: State) -> None:
         task.workers[name] = WorkerState(name, entry.node, incarnation, rank, Purpose(purpose))
         count = state.worker_counts.get(entry.node, 0)
         state.worker_counts[entry.node] = max(count, incarnation + 1)
-    begins = task.is_restarting or task.phase is TaskPhase.SUSPENDED
+    begins = task.is_restarting or task.phase is TaskPhase.WAITING
     if not state.is_started and not task.is_over and begins:
         task.phase = TaskPhase.STARTING
         task.is_restarting = False
@@ -125,9 +170,11 @@ def _(entry: TaskRestarted, state: State) -> None:
 def _(entry: TaskSuspended, state: State) -> None:
     task = state.tasks[entry.task]
     task.is_restarting = False
+    task.leaving = ""
+    task.placement = {}
     _forget_membership(task)
     if not state.is_started:
-        task.phase = TaskPhase.SUSPENDED
+        task.phase = TaskPhase.SUSPENDED if task.is_held else TaskPhase.WAITING
 
 
 @apply_entry.register
@@ -142,6 +189,7 @@ def _(entry: HealingClosed, state: State) -> None:
 def _(entry: CheckpointSaved, state: State) -> None:
     task = state.tasks[entry.task]
     task.checkpoint = (entry.iteration, entry.path)
+    task.is_pinned = False
     task.iteration = max(task.iteration, entry.iteration)
 
 

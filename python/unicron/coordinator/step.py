@@ -39,6 +39,7 @@ class Step:
         self.now_ms = now_ms
         self.actions: list[Action] = []
         self.touched: dict[str, None] = {}  # tasks whose facts changed: an ordered set
+        self.has_freed = False  # a slot, or a node: tasks that wait for one must look again
 
     def write(self, entry: Entry, reason: str) -> None:
         apply_entry(entry, self.state)
