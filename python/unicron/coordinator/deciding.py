@@ -19,10 +19,11 @@ from unicron.coordinator.demand import can_leave, demand_of, least_slots
 from unicron.coordinator.placement import place_replica
 from unicron.coordinator.planned import Planned
 from unicron.coordinator.state import State, TaskState, node_order
+from unicron.coordinator.transitions import NodePhase
 from unicron.planner.cluster import Cluster, Failures, Node, Transitions
 from unicron.planner.explain import explain
 from unicron.planner.planner import Decision, Planner
-from unicron.types import Layout, Rank
+from unicron.types import Rank
 
 Targets = dict[str, dict[Rank, str]]
 
@@ -30,12 +31,25 @@ Targets = dict[str, dict[Rank, str]]
 class Facts(NamedTuple):
     nodes: dict[str, int]  # usable node -> slots
     tasks: tuple[str, ...]  # that want slots, oldest first
+    stuck: frozenset[str] = frozenset()  # all they have is on drained nodes, and they cannot leave: it stays theirs
 
 
 def facts_of(state: State) -> Facts:
     nodes = {n.name: n.slots for n in state.nodes.values() if n.is_usable}
-    tasks = tuple(t.name for t in state.tasks.values() if not t.is_over and not t.is_held)
-    return Facts(dict(sorted(nodes.items(), key=lambda item: node_order(item[0]))), tasks)
+    wanting = [t for t in state.tasks.values() if not t.is_over and not t.is_held]
+    stuck = frozenset(t.name for t in wanting if _is_stuck(state, t))
+    for name in sorted(stuck):
+        for node in state.target(name).values():
+            if node not in nodes or state.nodes[node].is_drained:
+                nodes[node] = nodes.get(node, 0) + 1
+    ordered = dict(sorted(nodes.items(), key=lambda item: node_order(item[0])))
+    return Facts(ordered, tuple(t.name for t in wanting), stuck)
+
+
+def _is_stuck(state: State, task: TaskState) -> bool:
+    homes = [state.nodes[name] for name in state.target(task.name).values()]
+    there = [node for node in homes if node.phase is not NodePhase.LOST]
+    return bool(there) and len(there) == len(homes) and all(n.is_drained for n in there) and not can_leave(task)
 
 
 def is_due(state: State, facts: Facts) -> bool:
@@ -93,7 +107,7 @@ def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Plann
 
 def _question(state: State, facts: Facts, without: set[str]) -> Question:
     surviving = {
-        name: len(_whole(state.tasks[name].job.layout, state.target(name), facts.nodes)) for name in facts.tasks
+        name: len(_whole(state, facts, state.tasks[name])) for name in facts.tasks
     }
     pool = sum(facts.nodes.values())
     chosen = admitted((state.tasks[name] for name in facts.tasks), surviving, pool, without)
@@ -102,10 +116,15 @@ def _question(state: State, facts: Facts, without: set[str]) -> Question:
     return Question(state, facts, surviving, chosen, gone)
 
 
-def _whole(layout: Layout, target: dict[Rank, str], nodes: dict[str, int]) -> list[int]:
-    """Replicas of the target all of whose nodes are usable."""
+def _whole(state: State, facts: Facts, task: TaskState) -> list[int]:
+    """Replicas of its target all of whose nodes are usable, to it."""
+    layout, target = task.job.layout, state.target(task.name)
     replicas = sorted({layout.replica_of(rank) for rank in target})
-    return [r for r in replicas if all(target[rank] in nodes for rank in layout.replica_ranks(r))]
+    return [r for r in replicas if all(_keeps(state, facts, task, target[k]) for k in layout.replica_ranks(r))]
+
+
+def _keeps(state: State, facts: Facts, task: TaskState, node: str) -> bool:
+    return node in facts.nodes and (not state.nodes[node].is_drained or task.name in facts.stuck)
 
 
 # ------------------------------------------------------------ the planner
@@ -170,7 +189,7 @@ def _direct(question: Question) -> Asked:
     """The cluster before it happened, except that who came is there already: a newcomer holds nothing, so it makes no
     difference, and the tasks' least counts then fit."""
     before, after = question.before.nodes, question.facts.nodes
-    there = {**after, **{name: slots for name, slots in before.items() if name not in after}}
+    there = {**{name: slots for name, slots in before.items() if name not in after}, **after}
     events = [f"node:{name}" for name in before if name not in after]
     events += [f"finish:{name}" for name in question.gone]
     return Asked(Planner(_cluster(question, there), table=False), tuple(events), False)
@@ -191,11 +210,14 @@ def _cluster(question: Question, there: dict[str, int]) -> Cluster:
     names = {*question.gone, *(task.name for task in question.chosen)}
     widest = max(there.values(), default=1)
     demands = []
+    left = dict(there)
     for task in (task for task in state.tasks.values() if task.name in names):
         size = task.job.layout.replica_size
-        holds = {n: c for n, c in Counter(state.target(task.name).values()).items() if there.get(n, 0) >= c}
+        holds = {n: c for n, c in Counter(state.target(task.name).values()).items() if left.get(n, 0) >= c}
         if sum(holds.values()) % size:
             holds = {}
+        for node, count in holds.items():
+            left[node] -= count
         whole = sum(holds.values()) // size
         surviving = whole if task.name in question.gone else question.surviving[task.name]
         demands.append(demand_of(task, holds, surviving, widest))
@@ -210,10 +232,8 @@ def _stranger_name(nodes: tuple[Node, ...]) -> str:
 
 def tables_for(state: State) -> Planner | None:
     """Plans for every one-step event from the allocation as it stands; None when nothing runs."""
-    facts = Facts(state.allocation.nodes, state.allocation.tasks)
-    surviving = {
-        name: len(_whole(state.tasks[name].job.layout, state.target(name), facts.nodes)) for name in facts.tasks
-    }
+    facts = facts_of(state)
+    surviving = {name: len(_whole(state, facts, state.tasks[name])) for name in facts.tasks}
     chosen = [state.tasks[name] for name in facts.tasks if state.target(name)]
     return Planner(_cluster(Question(state, facts, surviving, chosen, []), facts.nodes)) if chosen else None
 
@@ -240,7 +260,7 @@ def _targets(question: Question, decision: Decision | None) -> Targets:
         return {}
     targets = _placed(question, decision)
     for task in question.chosen:
-        survived = _whole(task.job.layout, question.state.target(task.name), question.facts.nodes)
+        survived = _whole(question.state, question.facts, task)
         kept = {r for r in survived if targets.get(task.name, {}).items() >= _roles(question, task, r).items()}
         if survived and not kept and targets.get(task.name):
             return _first_fit(question, decision)  # nobody is moved away whole to make room
@@ -272,7 +292,7 @@ def _first_fit(question: Question, decision: Decision) -> Targets:
     free = dict(question.facts.nodes)
     kept: Targets = {}
     for task in question.chosen:
-        survived = _whole(task.job.layout, question.state.target(task.name), question.facts.nodes)
+        survived = _whole(question.state, question.facts, task)
         most = decision.allocation[task.name] // task.job.layout.replica_size
         kept[task.name] = {k: v for r in survived[:most] for k, v in _roles(question, task, r).items()}
         for node in kept[task.name].values():
@@ -285,7 +305,7 @@ def _first_fit(question: Question, decision: Decision) -> Targets:
 def _assign(question: Question, task: TaskState, left: dict[str, int], slots: int) -> dict[Rank, str]:
     """Roles on `left` slots by node: who is there stays, lowest first, then free numbers."""
     roles: dict[Rank, str] = {}
-    for replica in _whole(task.job.layout, question.state.target(task.name), question.facts.nodes):
+    for replica in _whole(question.state, question.facts, task):
         mine = _roles(question, task, replica)
         need = Counter(mine.values())
         if all(left.get(node, 0) >= count for node, count in need.items()):

@@ -33,7 +33,7 @@ def on_submitted(step: Step, request_id: str, job: Job) -> None:
 def _never_fits(step: Step, job: Job) -> str:
     """Not now is no reason: it waits. But slots that no node of this cluster has will not come by waiting."""
     layout = job.layout
-    nodes = [n for n in step.state.nodes.values() if not n.is_drained]
+    nodes = step.state.nodes.values()  # lost and drained ones too: they may come back
     exist = sum(n.slots for n in nodes)
     least = (job.replicas_min or layout.dp) * layout.replica_size
     if least > exist:

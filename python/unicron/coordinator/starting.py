@@ -97,6 +97,7 @@ def _go(step: Step, task: TaskState, members: dict[Rank, WorkerState]) -> None:
     publish(step, task, Decision(kind, names, ranks if restore else (), ranks, reason))
     if kind is PlanKind.START:
         close_started(step, task)
+        step.touch(task)  # what it shall hold may have changed while it started
 
 
 def _settle_unmanaged(step: Step, task: TaskState, all_up: bool) -> None:

@@ -19,6 +19,7 @@ class CommitResult(msgspec.Struct, frozen=True):
     sumsq: float  # sum of squares of the unscaled reduced gradient, each position counted once
     found_inf: float
     loss_sum: float
+    hold: float = 0.0  # members that were told to save and hold after this iteration; above 0: everybody does
 
 
 class Record(msgspec.Struct, frozen=True):

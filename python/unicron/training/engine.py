@@ -184,6 +184,7 @@ class Engine:
     def _commit(self, action: do.Commit) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)
         self._maybe_fault(FaultPoint.COMMIT)
+        self.link.take_orders()
         plan = self.machine.plan
         assert plan is not None
         for callback in self.on_reduced:
@@ -194,26 +195,27 @@ class Engine:
         scalars = self.memory.scalars
         vector = torch.tensor(
             [1.0, float(plan.epoch), float(scalars[0]) if speaks else 0.0,
-             sumsq if speaks and finite else 0.0, 0.0 if finite else 1.0, float(scalars[1]) if speaks else 0.0],
+             sumsq if speaks and finite else 0.0, 0.0 if finite else 1.0, float(scalars[1]) if speaks else 0.0,
+             1.0 if self.link.told_to_hold else 0.0],
             dtype=torch.float64,
         )  # fmt: skip
         if len(plan.ranks) > 1:
             dist.all_reduce(vector, group=self.groups.world)
-        count, epochs, tokens, squares, found_inf, loss = vector.tolist()
+        count, epochs, tokens, squares, found_inf, loss, hold = vector.tolist()
         if count != len(plan.ranks) or epochs != count * plan.epoch:
             raise AssertionError(f"commit of epoch {plan.epoch}: {count} ranks, epochs sum to {epochs}")
-        return on.CommitDone(CommitResult(self.machine.record.iteration, tokens, squares, found_inf, loss))
+        return on.CommitDone(CommitResult(self.machine.record.iteration, tokens, squares, found_inf, loss, hold))
 
     def _confirm(self, action: do.Confirm) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)
         group = self.groups.replica_group()
-        mine = torch.zeros(6, dtype=torch.float64)
+        mine = torch.zeros(7, dtype=torch.float64)
         if action.result is not None:
             r = action.result
             mine = torch.tensor(
-                [1.0, r.iteration, r.tokens, r.sumsq, r.found_inf, r.loss_sum], dtype=torch.float64
+                [1.0, r.iteration, r.tokens, r.sumsq, r.found_inf, r.loss_sum, r.hold], dtype=torch.float64
             )
-        all_of_them = [torch.zeros(6, dtype=torch.float64) for _ in range(dist.get_world_size(group))]
+        all_of_them = [torch.zeros(7, dtype=torch.float64) for _ in range(dist.get_world_size(group))]
         dist.all_gather(all_of_them, mine, group=group)
         seen = next((x.tolist() for x in all_of_them if x[0] > 0), None)
         return on.Confirmed(None if seen is None else CommitResult(int(seen[1]), *seen[2:]))
