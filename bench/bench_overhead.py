@@ -216,6 +216,9 @@ def report(sets: dict[str, Set], arguments: argparse.Namespace) -> common.Bench:
         bench.add(f"B, part: {part}", samples, **{"% of A": 100 * statistics.median(samples) / whole})
     total = sum(statistics.median(samples) for samples in parts.values())
     bench.configuration["parts, summed %"] = round(100 * total / whole, 2)
+    for part, samples in a.own_parts().items():
+        bench.add(f"A, part: {part}", samples, **{"% of A": 100 * statistics.median(samples) / whole})
+        bench.configuration[f"parts, less what is {part}, %"] = round(100 * (total - samples[0]) / whole, 2)
     return bench
 
 

@@ -47,8 +47,28 @@ def cpu_ms_each(work: Callable[[], object]) -> float:
 
 def measure_parts(session: Any, progress: Path) -> None:
     """CPU milliseconds an iteration of this rank; every rank does the same at the same time, for the collectives."""
-    if not session.managed:
-        return
+    parts = managed_parts(session) if session.managed else unmanaged_parts()
+    progress.with_suffix(".parts.new").write_text(json.dumps(parts))
+    progress.with_suffix(".parts.new").rename(progress.with_suffix(".parts"))
+
+
+def unmanaged_parts() -> dict[str, float]:
+    """What the commit does in one all-reduce: Megatron's of the tokens, and the script's own of the reported losses."""
+    import torch
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    tokens, sums = torch.zeros(1, dtype=torch.int32), torch.zeros(4, dtype=torch.float64)
+    data = parallel_state.get_data_parallel_group(with_context_parallel=True)
+
+    def replaced() -> None:
+        dist.all_reduce(tokens, group=data)
+        dist.all_reduce(sums)
+
+    return {"replaced by commit": cpu_ms_each(replaced)}
+
+
+def managed_parts(session: Any) -> dict[str, float]:
     import torch
     import torch.distributed as dist
 
@@ -64,14 +84,12 @@ def measure_parts(session: Any, progress: Path) -> None:
 
     others = 4  # tie, commit, step, idle
     advances = session.layout.num_micro_batches // session.layout.dp + len(gradients.segments) + others
-    parts = {
+    return {
         "staging": cpu_ms_each(staging),
         "commit": cpu_ms_each(lambda: dist.all_reduce(vector, group=groups.world)),
         "pulse": advances * cpu_ms_each(lambda: pulse.advance(int(Stage.IDLE), 0, -1)),
         "ledger": 8 * cpu_ms_each(lambda: engine.ledger.write(engine.machine.record)),
     }
-    progress.with_suffix(".parts.new").write_text(json.dumps(parts))
-    progress.with_suffix(".parts.new").rename(progress.with_suffix(".parts"))
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ class PulsePage:
     @property
     def loss(self) -> float: ...
     @property
-    def beat_ns(self) -> int: ...  # native thread, 20 Hz: the process is alive and scheduled
+    def beat_ns(self) -> int: ...  # native thread, 4 Hz: the process is alive and scheduled
     @property
     def fault_ns(self) -> int: ...
     @property

@@ -121,11 +121,12 @@ class Groups:
         # torch's number of a rank: its place in the default group. Ranks are stable, those are not.
         self._number: dict[Rank, int] = {r: r for r in range(layout.world_size)}
         self.world: dist.ProcessGroup | None = None
+        self._device: Any = None  # gloo's, from open() on
 
     # -------------------------------------------------------------- once
 
     def adopt_handles(self, roots: Sequence[Any]) -> None:
-        """Find all handles and the member lists behind them; give the size-1 groups a real group."""
+        """Find all handles and the member lists behind them."""
         from megatron.core import parallel_state
 
         self._sites = find_sites([vars(parallel_state), *roots])
@@ -134,17 +135,30 @@ class Groups:
         replica = self.layout.replica_ranks(self.layout.replica_of(self.rank))
         lists |= {every, tuple(sorted(replica)), self._peers(self.rank)}
         self._lists = sorted((r for r in lists if len(r) > 1), key=lambda r: (len(r), r))
-        alone = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, COLLECTIVE_TIMEOUT)
-        alone = WatchedGroup(alone, self._helpers, lambda: "whole", self._pulse)
+        self._rank_lists = {
+            name: list(value) for name, value in vars(parallel_state).items()
+            if name.endswith("_GLOBAL_RANKS") and isinstance(value, list)
+        }  # fmt: skip
+
+    def open(self) -> None:
+        """For a role: the gloo device, and a real group for the sites of size 1. A rank that waits has neither: the
+        device's thread looks around a hundred times a second."""
+        self._device = dist.ProcessGroupGloo.create_default_device()
+        backend = self._gloo(dist.HashStore(), 0, 1)
+        alone = WatchedGroup(backend, self._helpers, lambda: "whole", self._pulse)
         self._register(alone, (self.rank,), "alone")
         for site in self._sites:
             if site.ranks == (self.rank,):
                 site.bind(alone)
         self._live[(self.rank,)], self._members[(self.rank,)] = alone, (self.rank,)
-        self._rank_lists = {
-            name: list(value) for name, value in vars(parallel_state).items()
-            if name.endswith("_GLOBAL_RANKS") and isinstance(value, list)
-        }  # fmt: skip
+
+    def _gloo(self, store: dist.Store, index: int, size: int) -> Any:
+        """All groups share one device, so one thread serves their connections, and a group costs no new thread of
+        its own to start and to join."""
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [self._device]
+        options._timeout = CONNECT_TIMEOUT
+        return dist.ProcessGroupGloo(store, index, size, options)
 
     def _peers(self, rank: Rank) -> Ranks:
         tp, _, pp = self.layout.coords(rank)
@@ -228,7 +242,7 @@ class Groups:
 
         def connect() -> Any:
             prefixed = dist.PrefixStore(name, store)
-            return dist.ProcessGroupGloo(prefixed, members.index(self.rank), len(members), CONNECT_TIMEOUT)
+            return self._gloo(prefixed, members.index(self.rank), len(members))
 
         def check(seconds: float) -> None:
             newest = self._monitor.newest_epoch()

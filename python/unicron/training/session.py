@@ -137,6 +137,7 @@ class Session:
         groups = Groups(self.rank, self.layout, self._link.monitor, self._link.pulse)
         groups.adopt_handles([model, optimizer, getattr(model, "config", None)])
         plan = self._take_role()
+        groups.open()
         engine = Engine(self._link, self.rank, self.layout, model, optimizer, scheduler, memory, groups)
         engine.on_reduced = self._callbacks
         self._engine, self._model = engine, model
