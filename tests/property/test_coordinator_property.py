@@ -101,9 +101,11 @@ def apply(driver: Coordinator, event: tuple[object, ...]) -> None:
             driver.feed(on.DrainRequested("d", str(rest[0]), bool(rest[1])))
         case "final":
             name, epoch = str(rest[0]), driver.task.epoch
-            driver.says(Saved(name, driver.rank_of(name), int(rest[1]), "ckpt/x", epoch, final=True))  # type: ignore[call-overload]
+            said = Saved(name, driver.rank_of(name), int(str(rest[1])), "ckpt/x", epoch, final=True)
+            driver.says(said)
         case "submit":
-            job = Job("other", ("x",), Layout(dp=2, num_micro_batches=2), priority=int(rest[0]), replicas_min=int(rest[1]))  # type: ignore[call-overload]
+            layout, numbers = Layout(dp=2, num_micro_batches=2), [int(str(number)) for number in rest]
+            job = Job("other", ("x",), layout, priority=numbers[0], replicas_min=numbers[1])
             driver.feed(on.TaskSubmitted("r", job))
         case _:
             getattr(driver, str(verb))(*rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -64,7 +65,7 @@ def main(
     layout = world_layout(agents * slots, tp, pp, micro_batch, micro_batches)
     warm = understudies if understudies >= 0 else int(is_managed)
     job = Job(
-        name=name or Path(script[0]).stem,
+        name=name or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(script[0]).stem).lstrip("_.-") or "script",
         command=command,
         layout=layout,
         cwd=os.getcwd(),

@@ -31,7 +31,7 @@ Targets = dict[str, dict[Rank, str]]
 class Facts(NamedTuple):
     nodes: dict[str, int]  # usable node -> slots
     tasks: tuple[str, ...]  # that want slots, oldest first
-    stuck: frozenset[str] = frozenset()  # all they have is on drained nodes, and they cannot leave: it stays theirs
+    stuck: frozenset[str] = frozenset()  # no replica of theirs is free of drained nodes, and they cannot leave
 
 
 def facts_of(state: State) -> Facts:
@@ -40,16 +40,22 @@ def facts_of(state: State) -> Facts:
     stuck = frozenset(t.name for t in wanting if _is_stuck(state, t))
     for name in sorted(stuck):
         for node in state.target(name).values():
-            if node not in nodes or state.nodes[node].is_drained:
+            if state.nodes[node].is_drained and state.nodes[node].phase is not NodePhase.LOST:
                 nodes[node] = nodes.get(node, 0) + 1
     ordered = dict(sorted(nodes.items(), key=lambda item: node_order(item[0])))
     return Facts(ordered, tuple(t.name for t in wanting), stuck)
 
 
 def _is_stuck(state: State, task: TaskState) -> bool:
-    homes = [state.nodes[name] for name in state.target(task.name).values()]
-    there = [node for node in homes if node.phase is not NodePhase.LOST]
-    return bool(there) and len(there) == len(homes) and all(n.is_drained for n in there) and not can_leave(task)
+    if can_leave(task):
+        return False
+    layout, target = task.job.layout, state.target(task.name)
+    homes = [
+        [state.nodes[target[rank]] for rank in layout.replica_ranks(replica)]
+        for replica in sorted({layout.replica_of(rank) for rank in target})
+    ]
+    there = [nodes for nodes in homes if all(node.phase is not NodePhase.LOST for node in nodes)]
+    return bool(there) and all(any(node.is_drained for node in nodes) for nodes in there)
 
 
 def is_due(state: State, facts: Facts) -> bool:

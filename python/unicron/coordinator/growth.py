@@ -26,7 +26,8 @@ def settle_width(step: Step, task: TaskState) -> None:
         return
     target = step.state.target(task.name)
     if not target:
-        leave(step, task, why(step, task))
+        if _nodes_up(step, task):
+            leave(step, task, why(step, task))
         return
     layout = task.job.layout
     placed = {m.rank: m.node for m in plan.members}

@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from unicron.planner.cluster import NAME
 from unicron.types import Layout
 
 
@@ -43,8 +44,8 @@ def refusal_of(job: Job) -> str:
             return f"layout: {name} is {size}, must be at least 1"
     if layout.cp != 1 or layout.ep != 1:
         return f"layout: cp {layout.cp} and ep {layout.ep} must be 1"
-    if not job.name:
-        return "name is empty"
+    if not NAME.fullmatch(job.name):
+        return f"name {job.name!r}: letters, digits, '_', '.' and '-' only, at most 128"
     if not job.command:
         return "command is empty"
     if job.managed and layout.num_micro_batches < layout.dp:

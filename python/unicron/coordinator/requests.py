@@ -17,7 +17,7 @@ from unicron.messages import ArmFault, Reply
 
 
 def on_submitted(step: Step, request_id: str, job: Job) -> None:
-    why = refusal_of(job) or _never_fits(step, job)
+    why = refusal_of(job) or _taken(step, job.name) or _never_fits(step, job)
     if not why and len(step.state.tasks) >= step.config.tasks_max and not _drop_oldest(step):
         why = f"{step.config.tasks_max} tasks are known and none is over; cancel one first"
     if why:
@@ -28,6 +28,13 @@ def on_submitted(step: Step, request_id: str, job: Job) -> None:
     step.touch(step.state.tasks[name])
     # The allocation is decided when this step settles; what came of it is in `describe`.
     step.answer(request_id, Reply(ok=True, result={"task": name}), "admitted")
+
+
+def _taken(step: Step, name: str) -> str:
+    task = step.state.tasks.get(name)
+    if task is None or task.is_over:
+        return ""
+    return f"a task {name} is {task.phase.value} already: choose another name, or cancel it first"
 
 
 def _never_fits(step: Step, job: Job) -> str:

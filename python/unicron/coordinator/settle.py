@@ -12,9 +12,10 @@ from unicron.coordinator.starting import (
     settle_restarting,
     settle_starting,
     settle_waiting,
+    wait_for_slots,
 )
 from unicron.coordinator.state import TaskState
-from unicron.coordinator.steering import settle_allocation, touch_all
+from unicron.coordinator.steering import settle_allocation, touch_all, why
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import TERMINAL, NodePhase, TaskPhase
 
@@ -76,7 +77,10 @@ def _all_finished(task: TaskState) -> bool:
 
 
 def _settle_unmanaged(step: Step, task: TaskState) -> None:
-    """A plain torchrun script: the death of any worker ends and restarts them all."""
+    """A plain torchrun script: the death of any worker ends and restarts them all, and so does another allocation."""
+    if step.state.target(task.name) != task.placement:
+        wait_for_slots(step, task, why(step, task))
+        return
     live = {w.rank for w in task.workers.values()}
     if not live | task.finished >= set(task.placement):
         restart_all(step, task, "a worker of an unmanaged script is lost")

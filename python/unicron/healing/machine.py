@@ -266,7 +266,8 @@ class HealingMachine:
         """
         if self.layout.replica_size == 1 or self._touched():
             return self._repair_or_wait(why, inside)
-        return self._to(Phase.CONFIRM, do.Confirm(result=None, reason=why))
+        report = "" if self._helps(inside) else why
+        return self._to(Phase.CONFIRM, do.Confirm(result=None, report=report, reason=why))
 
     def _repair_or_wait(self, text: str, inside: bool) -> do.AnyAction:
         if self._helps(inside):

@@ -72,7 +72,7 @@ class Cluster:
 
     def _submit(self, task: TaskOptions) -> None:
         request = f"submit {task.name}"
-        if task.name in self.coordinator.machine.state.tasks:
+        if self.coordinator.alive and task.name in self.coordinator.machine.state.tasks:
             return  # it was admitted, and the coordinator crashed before it could say so
         if self.coordinator.alive:
             self.coordinator.feed(TaskSubmitted(request, task.job(self.options.stopped_grace_ms)))

@@ -259,6 +259,8 @@ class SimWorker:
                 self._commit()
             case do.Confirm():
                 self._advance(Stage.COMMIT, waiting=True)
+                if action.report:
+                    self._report(action.report, inside=False)
                 tag = ("confirm", self.memory.iteration)
                 self._within(self.inside, tag, action.result, self._confirmed)
             case do.Step():
@@ -281,7 +283,7 @@ class SimWorker:
             case do.AwaitPlan():
                 self._advance(Stage.HEAL, waiting=True)
                 if action.report:
-                    self._report(action)
+                    self._report(action.report, action.inside)
                 self._loop(0.1, self._plan_came)
             case do.ReportStateLost():
                 self._advance(Stage.HEAL, waiting=True)
@@ -575,12 +577,12 @@ class SimWorker:
         self.memory.end_step(iteration)
         self.run(on.CheckpointLoaded(iteration))
 
-    def _report(self, action: do.AwaitPlan) -> None:
+    def _report(self, text: str, inside: bool) -> None:
         assert self.machine is not None
         self.say(
             CollectiveFailed(
                 self.name, self.rank, self.machine._newest(), self.memory.iteration, self.stage,
-                action.inside, action.report,
+                inside, text,
             )
         )  # fmt: skip
 

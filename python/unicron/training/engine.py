@@ -208,6 +208,8 @@ class Engine:
 
     def _confirm(self, action: do.Confirm) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)
+        if action.report:
+            self._report(action.report, inside=False)
         group = self.groups.replica_group()
         mine = torch.zeros(7, dtype=torch.float64)
         if action.result is not None:
@@ -318,16 +320,18 @@ class Engine:
     def _await_plan(self, action: do.AwaitPlan) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
         if action.report:
-            record = self.machine.record
-            print(f"unicron: rank {self.rank}, iteration {record.iteration}: {action.report}", file=sys.stderr)
-            self.link.send(
-                CollectiveFailed(
-                    self.link.worker, self.rank, self.machine._newest(), record.iteration, record.stage,
-                    action.inside, action.report,
-                )
-            )  # fmt: skip
+            self._report(action.report, action.inside)
         self._wait_for_epoch_after(action.after_epoch, action.report)
         return on.Done()
+
+    def _report(self, text: str, inside: bool) -> None:
+        record = self.machine.record
+        print(f"unicron: rank {self.rank}, iteration {record.iteration}: {text}", file=sys.stderr)
+        self.link.send(
+            CollectiveFailed(
+                self.link.worker, self.rank, self.machine._newest(), record.iteration, record.stage, inside, text
+            )
+        )
 
     def _report_state_lost(self, action: do.ReportStateLost) -> on.AnyEvent:
         epoch = self.machine._newest()

@@ -32,7 +32,6 @@ from unicron.training.memory import StateMemory
 from unicron.training.roles import RoleChanged
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 
-
 HOLD_MS_MAX = 600_000  # above the coordinator's own bound for a checkpoint to become complete
 HOLD_POLL_S = 0.02
 
