@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unicron.coordinator.accounting import note_transition
 from unicron.coordinator.journal import CheckpointSaved, HealingClosed
 from unicron.coordinator.leaving import is_last_word
 from unicron.coordinator.starting import wait_for_slots
@@ -19,6 +20,11 @@ _FARTHEST = (  # of several sources the farthest is the incident's
     StateSource.BUDDY,
     StateSource.CHECKPOINT,
 )
+
+
+TRANSITION_OF = {
+    PlanKind.SHRINK: "shrink", PlanKind.GROW: "grow", PlanKind.REPLACE: "restart", PlanKind.RESTORE: "start",
+}  # fmt: skip
 
 
 def on_healed(step: Step, task: TaskState, body: Healed) -> None:
@@ -59,13 +65,18 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
         if not incident.epoch:
             continue
         resized = incident.kind is PlanKind.SHRINK
+        missing = max(incident.slots - len(task.placement), 0) if resized else 0
         step.change_incident(
             incident,
             reason,
             outcome=Outcome.RESIZED if resized else Outcome.HEALED,
+            missing_slots=missing,
             resume_ms=(incident.detect_ms or 0.0) + step.now_ms - incident.opened_ms,
             **accounts,
         )
+    kind = TRANSITION_OF.get(task.plan.kind) if task.plan else None
+    if kind is not None:
+        note_transition(step, task, kind)
     task.move("healed")
     if not task.awaiting:  # else somebody may be anywhere: the next plan wounds everybody
         step.write(HealingClosed(task.name, task.epoch), reason)

@@ -10,6 +10,7 @@ import msgspec
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clock: str = ""  # whose monotonic clock the times are of
+    gpu: str = ""  # type of the cluster's slots; "": no GPUs
     # nodes
     reconnect_grace_ms: float = 250.0  # between two probes of a node whose connection ended
     silence_ms: float = 2_000.0  # no heartbeat: suspicion, probe

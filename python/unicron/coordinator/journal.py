@@ -143,6 +143,23 @@ class CheckpointSaved(_Entry, frozen=True):
     path: str
 
 
+class TransitionMeasured(_Entry, frozen=True):
+    """From the decision until the task trained again. kind: start | stop | shrink | grow | restart."""
+
+    kind: str
+    seconds: float
+
+
+class Accounted(_Entry, frozen=True):
+    """From now on the task spends its time in this way (accounting.py)."""
+
+    task: str
+    at_ms: float
+    kind: str  # queued | waiting | starting | running | recovering | suspended | over
+    slots: int
+    waf: float  # FLOP/s, weighted
+
+
 class IncidentRecorded(_Entry, frozen=True):
     incident: Incident
 
@@ -166,6 +183,8 @@ Entry = (
     | TaskLeaves
     | TaskStays
     | ThroughputMeasured
+    | TransitionMeasured
+    | Accounted
     | WorkersStarted
     | RolesPlaced
     | EpochDecided

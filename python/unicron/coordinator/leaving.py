@@ -31,6 +31,7 @@ def leave(step: Step, task: TaskState, reason: str) -> None:
     if not can_leave(task):
         return
     step.write(TaskLeaves(task.name, reason), reason)
+    task.decided_ms = step.now_ms
     tell(step, task)
     step.set_timer("leave", task.name, step.config.leave_ms_max, "its checkpoint must become complete")
 

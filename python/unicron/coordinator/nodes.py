@@ -7,6 +7,7 @@ signal); or it has been silent for a long bound while others wait for a plan tha
 
 from __future__ import annotations
 
+from unicron.coordinator.accounting import note_speed
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import NodeDeclaredLost, NodeJoined
 from unicron.coordinator.state import NodeState, TaskState
@@ -117,6 +118,8 @@ def on_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
         task_of = step.state.tasks.get(status.task)
         if task_of is not None and status.worker in task_of.workers:
             note_status(step, task_of, status)
+    for name in sorted({status.task for status in message.workers} & step.state.tasks.keys()):
+        note_speed(step, step.state.tasks[name])
 
 
 def suspect_node(step: Step, node: NodeState, trigger: str, reason: str) -> None:

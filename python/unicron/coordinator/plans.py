@@ -92,6 +92,7 @@ def _after(step: Step, task: TaskState, plan: EpochPlan) -> None:
         task.awaiting = set()
         return
     task.move("planned")
+    task.decided_ms = step.now_ms
     task.awaiting = set(plan.ranks)
     task.heal_iteration = task.iteration
     step.set_timer("heal", task.name, step.config.heal_ms_max, "every member must give its account")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import singledispatch
 
 from unicron.coordinator.journal import (
+    Accounted,
     AllocationDecided,
     CheckpointSaved,
     Entry,
@@ -24,6 +25,7 @@ from unicron.coordinator.journal import (
     TaskSuspended,
     TermBegan,
     ThroughputMeasured,
+    TransitionMeasured,
     WorkersStarted,
 )
 from unicron.coordinator.state import NodeState, Purpose, State, TaskState, WorkerState
@@ -194,6 +196,26 @@ def _(entry: CheckpointSaved, state: State) -> None:
 
 
 @apply_entry.register
+def _(entry: TransitionMeasured, state: State) -> None:
+    count, total_s = state.transitions_s.get(entry.kind, (0, 0.0))
+    state.transitions_s[entry.kind] = (count + 1, total_s + entry.seconds)
+
+
+@apply_entry.register
+def _(entry: Accounted, state: State) -> None:
+    accounts = state.tasks[entry.task].accounts
+    elapsed_ms = max(entry.at_ms - accounts.since_ms, 0.0)
+    if accounts.kind:
+        accounts.spent_ms[accounts.kind] = accounts.spent_ms.get(accounts.kind, 0.0) + elapsed_ms
+        accounts.flop += accounts.waf * elapsed_ms / 1000
+        state.slot_ms += accounts.slots * elapsed_ms
+    accounts.kind, accounts.slots, accounts.waf = entry.kind, entry.slots, entry.waf
+    accounts.since_ms = entry.at_ms
+    history = state.waf_history
+    history.append((entry.at_ms, sum(task.accounts.waf for task in state.tasks.values())))
+
+
+@apply_entry.register
 def _(entry: IncidentRecorded, state: State) -> None:
     incident = entry.incident
     task = state.tasks.get(incident.task)
@@ -201,7 +223,15 @@ def _(entry: IncidentRecorded, state: State) -> None:
         state.incident_count += 1
         if task is not None and incident.severity is Severity.SEV2:
             task.restarts += 1
+        if incident.severity in (Severity.SEV1, Severity.SEV2):
+            state.num_failures += 1
+        if incident.severity is Severity.SEV1 and incident.node:
+            state.node_faults[incident.node] = state.node_faults.get(incident.node, 0) + 1
     state.incidents[incident.id] = incident
+    if incident.missing_slots and incident.healthy_ms is None:
+        state.sub_healthy.add(incident.id)
+    else:
+        state.sub_healthy.discard(incident.id)
     if task is not None:
         task.iteration = max(task.iteration, incident.iteration)
 
@@ -233,6 +263,7 @@ def trim(state: State, incidents_max: int, plans_max: int) -> None:
         if oldest is None:
             break
         del state.incidents[oldest]
+        state.sub_healthy.discard(oldest)
     for task in state.tasks.values():
         while len(task.plans) > plans_max:
             task.plans.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unicron.coordinator.accounting import settle_health
 from unicron.coordinator.accounts import close_healing
 from unicron.coordinator.growth import settle_width
 from unicron.coordinator.lifecycle import finish_task, settle_exits, stop_task
@@ -49,6 +50,7 @@ def _settle(step: Step, task: TaskState) -> None:
     if task.phase in TERMINAL:
         return
     if task.is_over:
+        settle_health(step, task)
         settle_exits(step, task)
     elif task.restarts > task.job.restart_max:
         last = max(
@@ -93,3 +95,4 @@ def _settle_managed(step: Step, task: TaskState) -> None:
     if task.phase is TaskPhase.HEALING and not task.awaiting and not task.lost:
         close_healing(step, task, f"every member of epoch {task.epoch} committed the iteration")
     settle_width(step, task)
+    settle_health(step, task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unicron.coordinator.accounting import note_transition
 from unicron.coordinator.journal import RolesPlaced, TaskRestarted, TaskSuspended
 from unicron.coordinator.lifecycle import TASK_TIMERS, stop_task
 from unicron.coordinator.placement import free_slots
@@ -18,6 +19,7 @@ def start_all(step: Step, task: TaskState, reason: str) -> None:
     wanted = [(node, rank, Purpose.MEMBER) for rank, node in sorted(task.placement.items())]
     wanted += missing_understudies(step, task)
     start_workers(step, task, wanted, reason)
+    task.decided_ms = step.now_ms
     step.set_timer("join", task.name, step.config.join_ms_max, "every member must join")
 
 
@@ -96,6 +98,7 @@ def _go(step: Step, task: TaskState, members: dict[Rank, WorkerState]) -> None:
     names = {rank: members[rank].name for rank in ranks}
     publish(step, task, Decision(kind, names, ranks if restore else (), ranks, reason))
     if kind is PlanKind.START:
+        note_transition(step, task, "start")
         close_started(step, task)
         step.touch(task)  # what it shall hold may have changed while it started
 
@@ -181,6 +184,8 @@ def wait_for_slots(step: Step, task: TaskState, reason: str) -> None:
         step.cancel_timer(kind, task.name, reason)
     for worker in list(task.workers.values()):
         end_worker(step, task, worker, reason)
+    if task.leaving:
+        note_transition(step, task, "stop")
     step.write(TaskSuspended(task.name, reason), reason)
     task.move("waiting")
     step.touch(task)

@@ -13,6 +13,7 @@ from unicron.coordinator.allocation import Allocation
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.job import Job
 from unicron.coordinator.planned import Planned
+from unicron.coordinator.timesheet import Accounts, new_history
 from unicron.coordinator.transitions import (
     ENDED,
     NodePhase,
@@ -144,6 +145,8 @@ class TaskState:
     guesses: int = 0  # spreads the understudies' guesses
     outcome: str = ""  # (journal) done | stopped
     cause: str = ""  # (journal)
+    accounts: Accounts = field(default_factory=Accounts)  # (journal)
+    decided_ms: float | None = None  # when the transition under way was decided
     cause_to_stay: str = ""  # why it could not leave, for people
 
     def move(self, trigger: str) -> None:
@@ -171,6 +174,7 @@ class TaskState:
 @dataclass(slots=True)
 class State:
     term: int = 0  # (journal)
+    gpu: str = ""  # type of this cluster's slots, from the configuration
     is_started: bool = False
     nodes: dict[str, NodeState] = field(default_factory=dict)
     tasks: dict[str, TaskState] = field(default_factory=dict)
@@ -181,6 +185,8 @@ class State:
     planned: Planned | None = None  # what the newest decision was solved from, for checkers
     num_failures: int = 0  # (journal) of slots and processes, for D_running
     slot_ms: float = 0.0  # (journal) exposure in which they were seen
+    waf_history: deque[tuple[float, float]] = field(default_factory=new_history)  # (journal) (ms, FLOP/s)
+    sub_healthy: set[str] = field(default_factory=set)  # (journal) incidents whose slots are still missed
     node_faults: dict[str, int] = field(default_factory=dict)  # (journal) failures remembered against a node
     transitions_s: dict[str, tuple[int, float]] = field(default_factory=dict)  # (journal) kind -> (count, seconds)
     worker_counts: dict[str, int] = field(default_factory=dict)  # (journal) per node, never reused
