@@ -48,6 +48,8 @@ void def_fields(py::class_<ArenaHeader>& header) {
   def_field<int64_t>(header, "reduction", &ArenaFields::reduction);
   def_field<bool>(header, "torn", &ArenaFields::torn);
   def_field<bool>(header, "summed", &ArenaFields::summed);
+  def_field<int64_t>(header, "open_step", &ArenaFields::open_step);
+  def_field<bool>(header, "ungathered", &ArenaFields::ungathered);
   def_field<bool>(header, "has_commit", &ArenaFields::has_commit);
   def_field<int64_t>(header, "commit_iteration", &ArenaFields::commit_iteration);
   def_field<double>(header, "commit_tokens", &ArenaFields::commit_tokens);

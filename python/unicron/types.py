@@ -73,6 +73,7 @@ class Stage(enum.IntEnum):
     SAVE = 9
     WAITING = 10  # understudy waiting for a role
     DONE = 11
+    GATHER = 12  # after STEP, with a sharded optimizer: every replica's shard of the new parameters goes to the others
 
 
 class PlanKind(enum.StrEnum):
@@ -94,6 +95,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ep: int = 1
     micro_batch: int = 1  # samples in one micro-batch
     num_micro_batches: int = 1  # M: micro-batches of one iteration, for the whole task
+    sharded: bool = False  # each replica holds and steps its own shard of the optimizer's state (no copy elsewhere)
 
     @property
     def replica_size(self) -> int:

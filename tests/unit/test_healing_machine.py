@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from unicron.healing import events as on
 from unicron.healing.dealing import assigned, deal
 from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, Record
+from unicron.healing.resolve import resolve_replica, resolve_world
 from unicron.sim.plants import machine_for
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
@@ -117,3 +119,84 @@ def test_every_micro_batch_is_dealt_exactly_once(data: st.DataObject) -> None:
     todo = deal(number, replicas, live, have)
     counted = [m for done in have.values() for m in done] + [m for work in todo.values() for m in work]
     assert sorted(counted) == list(range(number))
+
+
+def test_a_missed_commit_is_told_before_it_is_confirmed() -> None:
+    """Found by the simulator: the group of one position broke with all ends alive; its ranks waited in confirm for
+    members that waited in the commit for them, and nobody knew."""
+    machines = [HealingMachine(rank, LAYOUT, 2) for rank in range(4)]
+    started(machines)
+    (action,) = machines[2].step(on.Broken(inside=False, text="Connection closed by peer"))
+    assert isinstance(action, do.Confirm) and "Connection closed" in action.report
+    machines[0].step(on.PlanArrived(plan(2, PlanKind.RECONNECT)))
+    (action,) = machines[0].step(on.Broken(inside=False, text="Connection closed by peer"))
+    assert isinstance(action, do.Confirm) and not action.report, "a plan explains it"
+
+
+SHARDED = msgspec.structs.replace(LAYOUT, sharded=True)
+
+
+def stepped(machine: HealingMachine) -> None:
+    machine.step(on.CommitDone(COMMIT))
+    (action,) = machine.step(on.Confirmed(COMMIT))
+    assert isinstance(action, do.Step)
+    (action,) = machine.step(on.Done())
+    assert isinstance(action, do.Gather) and machine.record.iteration == 1 and not machine.record.gathered
+
+
+def test_a_sharded_replica_goes_on_as_one_after_the_gather() -> None:
+    """One member's gather broke: the other, whose own is whole, must not begin the next iteration without it."""
+    machines = [HealingMachine(rank, SHARDED, 2) for rank in range(4)]
+    started(machines)
+    for machine in machines:
+        stepped(machine)
+    (whole,) = machines[0].step(on.Done())
+    (broken,) = machines[2].step(on.Broken(inside=False, text="Connection closed by peer"))
+    assert (whole, broken) == (do.Settle(ok=True, reason=whole.reason), do.Settle(ok=False, reason=broken.reason))
+    for rank in (0, 2):
+        (action,) = machines[rank].step(on.Settled(ok=False))
+        assert isinstance(action, do.AwaitPlan)
+    (action,) = machines[1].step(on.Done())
+    (action,) = machines[1].step(on.Settled(ok=True))
+    assert isinstance(action, do.EndIteration)
+
+
+def test_a_wounded_sharded_replica_gathers_before_it_computes() -> None:
+    """Its heir has the shard of the newest step, and parameters of the one before."""
+    record = Record(3, 1, Stage.IDLE, num_segments=2, commit=COMMIT, gathered=False)
+    others = [Record(r, 1, Stage.COMPUTE, begun=True, dealt=(0, 1), num_segments=2, commit=COMMIT) for r in (0, 1, 2)]
+    verdict = resolve_replica([others[1], record], sharded=True)
+    assert not verdict.compute
+    lost = msgspec.structs.replace(plan(2, PlanKind.REPLACE, touched=(3,), heirs=(3,)), layout=SHARDED)
+    assert resolve_world(lost, [*others, record]).gather
+    assert not resolve_world(lost, [*others, msgspec.structs.replace(record, gathered=True)]).gather
+
+
+def test_a_shard_that_nobody_holds_is_lost() -> None:
+    records = [Record(r, 1, Stage.IDLE, has_state=r != 3, num_segments=2) for r in range(4)]
+    replaced = plan(2, PlanKind.REPLACE, touched=(3,), heirs=(3,))
+    assert not resolve_world(replaced, records).lost_positions, "another replica holds a copy"
+    assert resolve_world(msgspec.structs.replace(replaced, layout=SHARDED), records).lost_positions == (1,)
+
+
+def test_nobody_computes_while_a_member_lacks_its_state() -> None:
+    """A fetch between replicas broke for one member only: the meeting is left as one, or not at all."""
+    machines = [HealingMachine(rank, LAYOUT, 2) for rank in range(4)]
+    started(machines)
+    lost = plan(2, PlanKind.REPLACE, touched=(1, 3), heirs=(1, 3))
+    records = [m.record for m in machines]
+    records = [msgspec.structs.replace(r, has_state=r.rank in (0, 2)) for r in records]
+    for rank in (0, 2):
+        machines[rank].step(on.PlanArrived(lost))
+        machines[rank].step(on.Broken(inside=False))
+        (action,) = machines[rank].step(on.Confirmed(None))
+        assert isinstance(action, do.ExchangeWorld)
+        machines[rank].step(on.RecordsGathered(records))
+        (action,) = machines[rank].step(on.Done())
+        assert isinstance(action, do.FetchState)
+    (action,) = machines[0].step(on.Done())
+    assert action == do.Settle(ok=True, reason=action.reason)
+    (action,) = machines[2].step(on.Broken(inside=False))
+    assert action == do.Settle(ok=False, reason=action.reason)
+    (action,) = machines[0].step(on.Settled(ok=False))
+    assert isinstance(action, do.AwaitPlan)

@@ -144,7 +144,7 @@ def test_check_says_why_not(arena: int) -> None:
     assert header.check("other", 100) == "other layout: the arena's digest is digest, this model's is other"
     assert header.check("digest", 101).startswith("other size: the arena holds 100 bytes")
     os.pwrite(arena, struct.pack("<Q", 99), 8)
-    assert header.check("digest", 100) == "version: the arena has 99, this unicron writes 1"
+    assert header.check("digest", 100) == "version: the arena has 99, this unicron writes 2"
     header.format("digest", 100)
     os.pwrite(arena, struct.pack("<Q", 1 << 30), 16)
     assert "file ends after 12288 bytes" in header.check("digest", 1 << 30)
@@ -172,8 +172,8 @@ def test_a_file_too_small_for_a_header_is_refused() -> None:
 
 FIELDS: dict[str, int | float | bool] = {
     "epoch": 3, "iteration": 1 << 40, "stage": 6, "dealt_replicas": (1 << 64) - 1, "reduction": 5,
-    "torn": True, "summed": True, "has_commit": True, "commit_iteration": 17, "commit_tokens": 1e9 + 0.5,
-    "commit_sumsq": 1e-300, "commit_found_inf": 1.0, "commit_loss_sum": float("-inf"),
+    "torn": True, "summed": True, "open_step": 5, "ungathered": True, "has_commit": True, "commit_iteration": 17,
+    "commit_tokens": 1e9 + 0.5, "commit_sumsq": 1e-300, "commit_found_inf": 1.0, "commit_loss_sum": float("-inf"),
 }  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def test_every_field_is_seen_by_the_other_side(arena: int) -> None:
         assert getattr(worker, name) == type(value)(0)
         setattr(worker, name, value)
     assert {name: getattr(agent, name) for name in FIELDS} == FIELDS
-    assert (agent.version, agent.layout_digest, agent.nbytes) == (1, "digest", 100)
+    assert (agent.version, agent.layout_digest, agent.nbytes) == (2, "digest", 100)
     worker.format("digest", 200)
     assert {getattr(agent, name) for name in FIELDS} == {0}
     with pytest.raises(AttributeError):

@@ -53,7 +53,7 @@ def run(faulty: int) -> tuple[list[torch.nn.Parameter], list[list[bool]]]:
 
         commit = CommitResult(iteration, 4.0, 9.0, 0.0, 1.0)
         half_way: Any = look if iteration == faulty else None
-        stepper.step(commit, half_way)
+        stepper.step(commit, lambda mark: None, half_way=half_way)
     return params, seen
 
 
@@ -81,7 +81,7 @@ def test_a_torn_state_is_made_even_before_a_checkpoint_is_loaded_over_it() -> No
         raise Died
 
     with contextlib.suppress(Died):
-        stepper.step(CommitResult(0, 4.0, 9.0, 0.0, 1.0), die)
+        stepper.step(CommitResult(0, 4.0, 9.0, 0.0, 1.0), lambda mark: None, half_way=die)
     inner = stepper.optimizer.optimizer
     stepper.optimizer.step_with_ready_grads()
     assert len({float(state["step"]) for state in inner.state.values()}) == 2

@@ -15,7 +15,7 @@ from unicron.agent.step import Step
 from unicron.messages import WorkerContinued, WorkerStalled
 from unicron.types import Stage
 
-MEASURED = (Stage.COMPUTE, Stage.TIE, Stage.REDUCE, Stage.COMMIT, Stage.STEP)
+MEASURED = (Stage.COMPUTE, Stage.TIE, Stage.REDUCE, Stage.COMMIT, Stage.STEP, Stage.GATHER)
 UNBOUNDED = (Stage.WAITING, Stage.DONE)  # a role, or the exit timer, ends these
 
 

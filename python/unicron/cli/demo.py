@@ -13,7 +13,7 @@ import typer
 
 from unicron.cli.common import Json, Problem, print_json
 
-OPTIMIZERS = ("plain",)
+OPTIMIZERS = ("plain", "distributed")
 RECOVERIES = ("in-order",)
 
 
@@ -47,7 +47,7 @@ def main(
         raise Problem("--exact is not in this version", 2)
     names = _names(scenario, scenarios.names(), scenarios.in_all())
     options = Options(
-        layout_of(*_sizes(layout)),
+        layout_of(*_sizes(layout), sharded=optimizer == "distributed"),
         iterations,
         seed,
         Path(report),

@@ -55,7 +55,8 @@ def _is_stuck(state: State, task: TaskState) -> bool:
         for replica in sorted({layout.replica_of(rank) for rank in target})
     ]
     there = [nodes for nodes in homes if all(node.phase is not NodePhase.LOST for node in nodes)]
-    return bool(there) and all(any(node.is_drained for node in nodes) for nodes in there)
+    drained = [any(node.is_drained for node in nodes) for nodes in there]
+    return any(drained) if layout.sharded else bool(there) and all(drained)
 
 
 def is_due(state: State, facts: Facts) -> bool:

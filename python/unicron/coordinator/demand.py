@@ -20,7 +20,7 @@ def replica_counts(task: TaskState, held: int) -> list[int]:
     """
     job = task.job
     full = job.layout.dp
-    if not job.managed:
+    if not job.managed or job.layout.sharded:
         return [full]
     if job.replicas_min:
         counts = list(range(job.replicas_min, full + 1, job.replicas_unit))

@@ -65,7 +65,7 @@ def _grow(step: Step, task: TaskState, ready: dict[Rank, str]) -> None:
 def _shed(step: Step, task: TaskState, right: list[int]) -> None:
     former, layout = task.plan, task.job.layout
     assert former is not None
-    if not right:  # none stays where it is: all save, leave, and begin where they are wanted
+    if not right or layout.sharded:  # none may stay where it is: all save, leave, and begin where they are wanted
         if can_leave(task):
             leave(step, task, why(step, task))
         return

@@ -120,6 +120,10 @@ def _decide(step: Step, task: TaskState, refills: Refills) -> None:
         for m in former.members
         if layout.replica_of(m.rank) not in refills.leaving
     }
+    if refills.leaving and layout.sharded:
+        reason = f"replicas {sorted(refills.leaving)} left with their shards of the optimizer's state"
+        wait_for_slots(step, task, reason)
+        return
     if not members:
         wait_for_slots(step, task, "no whole or refillable replica is left")
         return

@@ -124,6 +124,9 @@ def _drop(step: Step, task: TaskState, dropped: set[int]) -> None:
     """Begin with the replicas whose slots are there; the others join when they come back."""
     layout = task.job.layout
     left = {r: n for r, n in task.placement.items() if layout.replica_of(r) not in dropped}
+    if layout.sharded:
+        wait_for_slots(step, task, f"no node for the shards of replicas {sorted(dropped)}")
+        return
     if not left:
         wait_for_slots(step, task, "no replica's nodes are left")
         return

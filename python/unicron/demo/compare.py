@@ -52,7 +52,6 @@ class Setting:
     """What does not depend on the scenario."""
 
     layout: Layout
-    optimizer: str = "plain"
     recovery: str = "in-order"
     exact: bool = False
     managed_median_ms: float = 0.0
@@ -82,7 +81,7 @@ def compare(
         "scenario": scenario.name,
         "outcome": outcome,
         "layout": {"tp": setting.layout.tp, "pp": setting.layout.pp, "dp": setting.layout.dp},
-        "optimizer": setting.optimizer,
+        "optimizer": "distributed" if setting.layout.sharded else "plain",
         "recovery": setting.recovery,
         "exact": setting.exact,
         "iterations": scenario.iterations,
@@ -243,8 +242,8 @@ def weights(run: Run, reference: Run, layout: Layout) -> dict[str, Any] | None:
 def position_digest(run: Run, layout: Layout) -> str:
     """One digest for parameters and optimizer state of the whole model, whatever the width.
 
-    Replicas are copies; where two differ, every differing digest goes in, so that the result equals
-    no undisturbed run's."""
+    Replicas are copies (but for their shards of a distributed optimizer's state); where two differ, every differing
+    digest goes in, so that the result equals no undisturbed run's."""
     sha = hashlib.sha256()
     for pp in range(layout.pp):
         for tp in range(layout.tp):

@@ -50,10 +50,13 @@ def build(layout: Layout) -> tuple[Any, Any, Any]:
         share_embeddings_and_output_weights=True,
         position_embedding_type="learned_absolute",
     )
-    ddp = DistributedDataParallelConfig(overlap_grad_reduce=False, use_distributed_optimizer=False)
+    ddp = DistributedDataParallelConfig(overlap_grad_reduce=False, use_distributed_optimizer=layout.sharded)
     model = DistributedDataParallel(config, ddp, model)
     optimizer = get_megatron_optimizer(
-        OptimizerConfig(optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD),
+        OptimizerConfig(
+            optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD,
+            use_distributed_optimizer=layout.sharded,
+        ),
         [model],
         use_gloo_process_groups=False,
     )

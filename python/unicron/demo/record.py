@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from unicron.training.memory import inner_optimizers
+
 LINE_BYTES_MAX = 4096
 
 
@@ -181,15 +183,15 @@ def digest(model: Any, optimizer: Any) -> str:
     sha = hashlib.sha256()
     for name, param in model.named_parameters():
         _add(sha, name, param)
-    inner = getattr(optimizer, "optimizer", optimizer)
     number = 0
-    for group in inner.param_groups:
-        for param in group["params"]:
-            state = inner.state[param]
-            for name in sorted(state):
-                if isinstance(state[name], torch.Tensor):
-                    _add(sha, f"{number}.{name}", state[name])
-            number += 1
+    for inner in inner_optimizers(optimizer):
+        for group in inner.param_groups:
+            for param in group["params"]:
+                state = inner.state[param]
+                for name in sorted(state):
+                    if isinstance(state[name], torch.Tensor):
+                        _add(sha, f"{number}.{name}", state[name])
+                number += 1
     return sha.hexdigest()
 
 

@@ -37,13 +37,14 @@ REFERENCE = "reference"
 SCRIPT = ("-m", "unicron.demo.train")
 
 
-def layout_of(tp: int, pp: int, dp: int) -> Layout:
+def layout_of(tp: int, pp: int, dp: int, *, sharded: bool = False) -> Layout:
     return Layout(
         tp=tp,
         pp=pp,
         dp=dp,
         micro_batch=MICRO_BATCH,
         num_micro_batches=MICRO_BATCHES_PER_REPLICA * dp,
+        sharded=sharded,
     )
 
 
@@ -198,6 +199,7 @@ class Suite:
         arguments += ["--gradients", "", "--tp", str(layout.tp), "--pp", str(layout.pp)]
         arguments += ["--micro-batch", str(layout.micro_batch)]
         arguments += ["--num-micro-batches", str(layout.num_micro_batches)]
+        arguments += ["--sharded"] if layout.sharded else []
         try:
             plain_processes(arguments, layout.world_size, self._logs / "unmanaged")
         except WatchProblem as problem:  # a number is missing then; no scenario needs it

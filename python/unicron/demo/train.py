@@ -29,6 +29,7 @@ def main() -> None:
         pp=options.pp,
         micro_batch=options.micro_batch,
         num_micro_batches=options.num_micro_batches,
+        sharded=options.sharded,
     ) as session:
         from unicron.demo import model as demo
         from unicron.demo.record import Counted, Recorder
@@ -88,6 +89,7 @@ def parse() -> argparse.Namespace:
     unmanaged.add_argument("--pp", type=int, default=1)
     unmanaged.add_argument("--micro-batch", type=int, default=2)
     unmanaged.add_argument("--num-micro-batches", type=int, default=0)
+    unmanaged.add_argument("--sharded", action="store_true", help="the distributed optimizer")
     return parser.parse_args()
 
 

@@ -28,6 +28,7 @@ class FaultPoint(enum.IntEnum):
     STEP = 6  # half of the parameters written
     IDLE = 7  # between iterations
     HEAL = 8  # while carrying out a plan
+    GATHER = 9  # the step is done, other replicas' shards are still to come
 
 
 #: Spellings accepted besides the names: a death in the pipeline is one after the forward, before its send.

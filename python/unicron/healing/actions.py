@@ -53,6 +53,16 @@ class Step(Action, frozen=True):
     commit: CommitResult
 
 
+class Gather(Action, frozen=True):
+    """Sharded optimizer: each replica's shard of the stepped parameters goes to all, in place; may be done again."""
+
+
+class Settle(Action, frozen=True):
+    """Inside the replica: did what was between replicas end well for every member? Answered by Settled."""
+
+    ok: bool
+
+
 class ExchangeInside(Action, frozen=True):
     """Publish my record, gather those of my replica's members. Interrupted (Broken) by a newer epoch."""
 
@@ -120,6 +130,6 @@ class Leave(Action, frozen=True):
 
 
 AnyAction = (
-    Compute | Tie | Reduce | Commit | Confirm | Step | ExchangeInside | RebuildInside | ExchangeWorld
+    Compute | Tie | Reduce | Commit | Confirm | Step | Gather | Settle | ExchangeInside | RebuildInside | ExchangeWorld
     | RebuildCross | FetchState | LoadCheckpoint | AwaitPlan | ReportStateLost | EndIteration | Ready | Leave
 )  # fmt: skip

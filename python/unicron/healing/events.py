@@ -49,6 +49,12 @@ class Confirmed(Event, frozen=True):
     result: CommitResult | None
 
 
+class Settled(Event, frozen=True):
+    """Every member of the replica completed what was between replicas; or not every one did."""
+
+    ok: bool
+
+
 class CheckpointLoaded(Event, frozen=True):
     iteration: int
 
@@ -63,5 +69,5 @@ class Broken(Event, frozen=True):
 
 AnyEvent = (
     PlanArrived | Joined | IterationBegun | Done | RecordsGathered | CommitDone | Confirmed
-    | CheckpointLoaded | Broken
+    | Settled | CheckpointLoaded | Broken
 )  # fmt: skip

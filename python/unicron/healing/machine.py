@@ -9,7 +9,10 @@ next. Plans arrive at any time and are only *noted*; they take effect at these p
   * a replica of a single rank may also meet on entering an iteration (nobody waits for it inside).
 
 Order inside an iteration (MECHANICS 1.2): inside collectives (compute, tie), then those between replicas (reduce,
-commit). `Confirm` makes a whole replica act as one on a commit that was interrupted for some of it only.
+commit). `Confirm` makes a whole replica act as one on a commit that was interrupted for some of it only; `Settle` does
+the same for what else is between replicas and is followed by computing: taking state at a meeting and, with a sharded
+optimizer, gathering the parameters after each step. Without it a member goes on to compute and waits there for one who
+waits for it at the next meeting.
 
 The script's loop and the machine meet at two places: `IterationBegun` (train_step was called) and `EndIteration` /
 `Ready` (control goes back). What a meeting decided for an iteration that the script has not begun yet is *parked*.
@@ -50,6 +53,8 @@ class Phase(enum.Enum):
     COMMIT = "commit"
     CONFIRM = "confirm"
     STEP = "step"
+    GATHER = "gather"  # the others' shards of the new parameters
+    SETTLE = "settle"
     AWAIT_PLAN = "await_plan"
     EXCHANGE_INSIDE = "exchange_inside"
     REBUILD_INSIDE = "rebuild_inside"
@@ -58,6 +63,8 @@ class Phase(enum.Enum):
     REBUILD_CROSS = "rebuild_cross"
     ROLL_WORLD = "roll_world"  # stepping with a commit result learned at the meeting
     FETCH = "fetch"
+    GATHER_WORLD = "gather_world"  # at the meeting
+    SETTLE_WORLD = "settle_world"
     LOAD = "load"
     LEFT = "left"
 
@@ -66,9 +73,16 @@ class Phase(enum.Enum):
 BREAKABLE = frozenset(
     {
         Phase.COMPUTE, Phase.TIE, Phase.REDUCE, Phase.COMMIT, Phase.CONFIRM, Phase.EXCHANGE_INSIDE,
-        Phase.REBUILD_INSIDE, Phase.EXCHANGE_WORLD, Phase.REBUILD_CROSS, Phase.FETCH, Phase.LOAD,
+        Phase.REBUILD_INSIDE, Phase.EXCHANGE_WORLD, Phase.REBUILD_CROSS, Phase.FETCH, Phase.LOAD, Phase.GATHER,
+        Phase.SETTLE, Phase.GATHER_WORLD, Phase.SETTLE_WORLD,
     }
 )  # fmt: skip
+
+
+#: What is between replicas and is followed by computing, and where the members of a replica say how it ended.
+SETTLED_IN = {
+    Phase.GATHER: Phase.SETTLE, Phase.FETCH: Phase.SETTLE_WORLD, Phase.GATHER_WORLD: Phase.SETTLE_WORLD,
+}  # fmt: skip
 
 
 class UnknownTransition(AssertionError):
@@ -139,6 +153,8 @@ class HealingMachine:
                 return self._committed(result)
             case on.Confirmed(result) if phase is Phase.CONFIRM:
                 return self._confirmed(result)
+            case on.Settled(ok) if phase in (Phase.SETTLE, Phase.SETTLE_WORLD):
+                return self._settled(ok)
             case on.CheckpointLoaded(iteration) if phase is Phase.LOAD:
                 return self._loaded(iteration)
             case on.Broken() if phase in BREAKABLE:
@@ -241,6 +257,23 @@ class HealingMachine:
 
     def _stepped(self) -> do.AnyAction:
         self._roll()
+        if not self.layout.sharded:
+            return self._next_iteration()
+        return self._to(Phase.GATHER, do.Gather(reason="every replica stepped its shard"))
+
+    def _gathered(self) -> do.AnyAction:
+        self._set(gathered=True)
+        return self._next_iteration() if self.layout.replica_size == 1 else self._settle(Phase.SETTLE, ok=True)
+
+    def _settle(self, phase: Phase, *, ok: bool) -> do.AnyAction:
+        return self._to(phase, do.Settle(ok=ok, reason="the replica goes on as one" if ok else "broken: not as one"))
+
+    def _settled(self, ok: bool) -> do.AnyAction:
+        if not ok:
+            return self._repair_or_wait("a member of the replica could not complete it", inside=False)
+        return self._next_iteration() if self.phase is Phase.SETTLE else self._agreed()
+
+    def _next_iteration(self) -> do.AnyAction:
         assert self.loop_iteration is not None and self.plan is not None
         if self.record.iteration <= self.loop_iteration:
             return self._compute_own(self.plan.replicas, "done again since the checkpoint")
@@ -250,6 +283,7 @@ class HealingMachine:
         """One more committed step is in the parameters."""
         self.shared = ()
         self._fresh(self.record.iteration + 1)
+        self._set(gathered=not self.layout.sharded)
 
     # ------------------------------------------------------------------ when something breaks
 
@@ -258,15 +292,20 @@ class HealingMachine:
             self._set(segments_reduced=event.segments_reduced)
         if self.phase in (Phase.REDUCE, Phase.COMMIT):
             return self._miss_commit(f"commit interrupted: {event.text}", event.inside)
+        if self.phase in SETTLED_IN and self.layout.replica_size > 1 and not self._touched():
+            return self._settle(SETTLED_IN[self.phase], ok=False)
         return self._repair_or_wait(event.text, event.inside)
 
     def _miss_commit(self, why: str, inside: bool) -> do.AnyAction:
         """This pass ends without the commit's result. A whole replica still confirms, exactly once a pass, whether
         it got as far as the commit, broke in the reduction or did not enter it: a member that did waits there.
+
+        When no plan explains it yet it is told: members that wait in the commit, for us among others, are freed only
+        by a plan, and until then we wait for them.
         """
         if self.layout.replica_size == 1 or self._touched():
             return self._repair_or_wait(why, inside)
-        report = "" if self._helps(inside) else why
+        report = "" if self._helps(inside=False) else why
         return self._to(Phase.CONFIRM, do.Confirm(result=None, report=report, reason=why))
 
     def _repair_or_wait(self, text: str, inside: bool) -> do.AnyAction:
@@ -315,7 +354,7 @@ class HealingMachine:
     # ------------------------------------------------------------------ inside the wounded replica
 
     def _inside_gathered(self, records: Sequence[Record]) -> do.AnyAction:
-        verdict = self._inside = resolve_replica(sorted(records, key=lambda r: r.rank))
+        verdict = self._inside = resolve_replica(sorted(records, key=lambda r: r.rank), sharded=self.layout.sharded)
         if self.layout.replica_size == 1:
             return self._inside_rebuilt()
         plan = self._acting_plan()
@@ -383,7 +422,7 @@ class HealingMachine:
         position = position_of(self.layout, self.rank)
         mine = next((f for f in verdict.fetches if f.position == position), None)
         if mine is None:
-            return self._agreed()
+            return self._gather_world()
         return self._to(
             Phase.FETCH,
             do.FetchState(
@@ -397,12 +436,29 @@ class HealingMachine:
         if not self.record.has_state:
             self._fresh(self._verdict.iteration)
             self._set(has_state=True, commit=self._verdict.commit)
-        return self._agreed()
+        return self._gather_world()
+
+    def _gather_world(self) -> do.AnyAction:
+        """All or nobody, as the verdict is the same for all: who has the shards is given the same values again."""
+        assert self._verdict is not None
+        if not self._verdict.gather:
+            return self._settle_world()
+        return self._to(Phase.GATHER_WORLD, do.Gather(reason="somebody lacks other replicas' shards"))
+
+    def _gathered_world(self) -> do.AnyAction:
+        self._set(gathered=True)
+        return self._settle_world()
+
+    def _settle_world(self) -> do.AnyAction:
+        assert self._verdict is not None
+        if self.layout.replica_size == 1 or not (self._verdict.fetches or self._verdict.gather):
+            return self._agreed()
+        return self._settle(Phase.SETTLE_WORLD, ok=True)
 
     def _loaded(self, iteration: int) -> do.AnyAction:
         self.shared = ()
         self._fresh(iteration)
-        self._set(has_state=True, commit=None)
+        self._set(has_state=True, commit=None, gathered=True)
         assert self.plan is not None
         return self._compute_own(self.plan.replicas, "from the checkpoint")
 
@@ -477,4 +533,6 @@ class HealingMachine:
         Phase.REBUILD_CROSS: _cross_rebuilt,
         Phase.ROLL_WORLD: _rolled_world,
         Phase.FETCH: _fetched,
+        Phase.GATHER: _gathered,
+        Phase.GATHER_WORLD: _gathered_world,
     }

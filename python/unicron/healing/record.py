@@ -36,6 +36,7 @@ class Record(msgspec.Struct, frozen=True):
     segments_reduced: int = 0
     num_segments: int = 0
     commit: CommitResult | None = None  # of the newest commit this rank knows
+    gathered: bool = True  # parameters hold the shards of all replicas (always so, unless the optimizer is sharded)
     met_replicas: tuple[int, ...] = ()  # live replicas of the newest plan this rank met; a predecessor's are not known
     inside_epoch: int = 0  # epoch in which this replica's inside groups were last rebuilt, as this rank knows
     inside_touched: tuple[Rank, ...] = ()  # ranks of this replica touched since, as this rank knows

@@ -43,6 +43,7 @@ class WorldVerdict(msgspec.Struct, frozen=True):
     shared: dict[int, tuple[Rank, ...]]  # position -> for each already reduced segment, the rank that shares it
     lost_positions: tuple[int, ...]  # nobody holds their state
     all_reduced: bool  # every segment is reduced somewhere
+    gather: bool  # somebody's parameters lack the others' shards of the newest step
     reason: str
 
 
@@ -64,7 +65,12 @@ def iteration_after(record: Record, commit: CommitResult | None) -> int:
     return record.iteration + (1 if rolls_forward(record, commit) else 0)
 
 
-def resolve_replica(records: Sequence[Record]) -> ReplicaVerdict:
+def is_gathered(record: Record, commit: CommitResult | None, *, sharded: bool) -> bool:
+    """Whether its parameters are whole once it has rolled forward."""
+    return not sharded or (record.gathered and not rolls_forward(record, commit))
+
+
+def resolve_replica(records: Sequence[Record], *, sharded: bool = False) -> ReplicaVerdict:
     """What the members of a wounded replica do before the meeting."""
     commit = newest_commit(records)
     survivors = [r for r in records if r.inside_epoch > 0]
@@ -79,6 +85,10 @@ def resolve_replica(records: Sequence[Record]) -> ReplicaVerdict:
     fresh = [r for r in records if rolls_forward(r, commit) or not r.summed]
     if not fresh:
         return ReplicaVerdict(commit, False, touched, "all members hold whole sums: nothing is computed again")
+    lacking = [r.rank for r in records if not is_gathered(r, commit, sharded=sharded)]
+    if lacking:
+        why = f"ranks {lacking} lack other replicas' shards: to the meeting first"
+        return ReplicaVerdict(commit, False, touched, why)
     dealt = _dealt(records, commit)
     if not dealt:
         return ReplicaVerdict(commit, False, touched, "nobody here knows how the iteration is dealt")
@@ -93,15 +103,25 @@ def _dealt(records: Sequence[Record], commit: CommitResult | None) -> tuple[int,
     return (begun + met + [()])[0]
 
 
+def _lost_positions(layout: Layout, holders: Sequence[Record]) -> tuple[int, ...]:
+    """Positions whose state nobody holds: of replicated state the last copy, of sharded state any shard."""
+    have = {r.rank for r in holders}
+    if layout.sharded:
+        lacking = [r for r in range(layout.world_size) if r not in have]
+        return tuple(sorted({position_of(layout, r) for r in lacking}))
+    held = {position_of(layout, r) for r in have}
+    return tuple(p for p in range(layout.replica_size) if p not in held)
+
+
 def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
     """What everybody does at the meeting of plan.epoch; records are those of exactly plan.ranks."""
     layout, commit = plan.layout, newest_commit(records)
     holders = [r for r in records if r.has_state]
     positions = range(layout.replica_size)
-    lost = tuple(p for p in positions if all(position_of(layout, r.rank) != p for r in holders))
+    lost = _lost_positions(layout, holders)
     if lost or plan.restore:
-        why = f"positions {list(lost)} have no holder"
-        return WorldVerdict(-1, None, (), plan.replicas, {}, {}, {}, lost, False, why)
+        why = f"positions {list(lost)} have no holder" + " of every shard" * layout.sharded
+        return WorldVerdict(-1, None, (), plan.replicas, {}, {}, {}, lost, False, False, why)
     iterations = {iteration_after(r, commit) for r in holders}
     if len(iterations) != 1:
         raise AssertionError(f"epoch {plan.epoch}: ranks at iterations {sorted(iterations)}: {records}")
@@ -120,9 +140,10 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
         compute = deal(layout.num_micro_batches, dealt, plan.replicas, have)
         # Who computes its share from nothing overwrites what it holds reduced, so it cannot share it.
         shared = _shared_segments(plan, [r for r in current if layout.replica_of(r.rank) in have])
+    gather = not all(is_gathered(r, commit, sharded=layout.sharded) for r in holders)
     return WorldVerdict(
         iteration, commit, _fetches(plan, records), dealt, compute, have, shared, (),
-        reduced_everywhere, _why(compute, reduced_everywhere),
+        reduced_everywhere, gather, _why(compute, reduced_everywhere),
     )  # fmt: skip
 
 

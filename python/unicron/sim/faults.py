@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from unicron.sim.cluster import Cluster
 
 ACTIONS = (
-    "Compute", "Tie", "Reduce", "Commit", "Confirm", "Step", "ExchangeInside", "RebuildInside",
+    "Compute", "Tie", "Reduce", "Commit", "Confirm", "Step", "Gather", "Settle", "ExchangeInside", "RebuildInside",
     "ExchangeWorld", "RebuildCross", "FetchState", "EndIteration", "AwaitPlan",
 )  # fmt: skip
 

@@ -31,6 +31,7 @@ class Memory:
     reduced: int = 0  # segments that hold complete results
     commit: CommitResult | None = None
     stage: Stage = Stage.IDLE
+    gathered: bool = True
     segments: list[Sum] = field(default_factory=lambda: [()] * NUM_SEGMENTS)
 
     def write(self, record: Record) -> None:
@@ -41,11 +42,13 @@ class Memory:
         self.commit = record.commit or self.commit
         self.reduced = record.segments_reduced
         self.stage = record.stage
+        self.gathered = record.gathered
         if not record.begun:
             self.begun = set()
 
-    def end_step(self, iteration: int) -> None:
+    def end_step(self, iteration: int, *, gathered: bool = True) -> None:
         self.iteration = iteration
+        self.gathered = gathered
         self.is_summed, self.is_torn = False, False
         self.reduced, self.dealt = 0, ()
         self.begun = set()
@@ -65,4 +68,5 @@ class Memory:
             segments_reduced=self.reduced,
             num_segments=NUM_SEGMENTS,
             commit=self.commit,
+            gathered=self.gathered,
         )

@@ -51,7 +51,9 @@ def options_of(seed: int, plant: str = "") -> Options:
         return swarm_options(seed, rng)
     if plant:  # the planted mistakes need replicas of several ranks, or several replicas
         tp, pp, dp = rng.choice(((2, 1, 2), (1, 2, 2), (2, 1, 3)))
-    layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=dp * rng.randint(1, 4) + rng.randint(0, 1))
+    sharded = not plant and random.Random(f"{seed}/sharded").random() < 0.4
+    num_micro_batches = dp * rng.randint(1, 4) + rng.randint(0, 1)
+    layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=num_micro_batches, sharded=sharded)
     slow = rng.random() < 0.2
     iterations = rng.randint(40, 120) if rng.random() < 0.15 else 1_000_000
     return Options(

@@ -37,7 +37,8 @@ def swarm_options(seed: int, rng: random.Random) -> Options:
 def _task(number: int, pool: int, rng: random.Random) -> TaskOptions:
     tp, pp = rng.choice(SHAPES)
     dp = rng.randint(1, max(1, min(4, pool // (tp * pp))))
-    layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=dp * rng.randint(1, 3) + rng.randint(0, 1))
+    num_micro_batches = dp * rng.randint(1, 3) + rng.randint(0, 1)
+    layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=num_micro_batches, sharded=rng.random() < 0.2)
     return TaskOptions(
         name=f"t{number}",
         layout=layout,

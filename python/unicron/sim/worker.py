@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from unicron.sim.agent_host import AgentHost
 
 SLICE_MS = 250.0  # of a wait in a group
-INSIDE = (do.Compute, do.Tie, do.Confirm, do.RebuildInside)
+INSIDE = (do.Compute, do.Tie, do.Confirm, do.Settle, do.RebuildInside)
 
 
 class SimWorker:
@@ -213,12 +213,21 @@ class SimWorker:
         plan = self._asked_for
         self.memory = memory
         if adopted:
+            self._finish_open_step()
             record = memory.read(self.rank)
         else:
             fresh = plan.kind is PlanKind.START
             record = Record(self.rank, 0, Stage.STARTING, has_state=fresh, num_segments=NUM_SEGMENTS)
         self.machine = machine_for(self.world.options.plant, self.rank, self.layout)
         self.run(on.Joined(plan, record))
+
+    def _finish_open_step(self) -> None:
+        """A sharded step has an undo area: the heir of a process that died in it goes on where it stood."""
+        memory = self.memory
+        commit = memory.commit
+        if self.layout.sharded and memory.is_torn and commit is not None and commit.iteration == memory.iteration:
+            self.world.count("undone")
+            memory.end_step(memory.iteration + 1, gathered=False)
 
     # ------------------------------------------------------------ the loop
 
@@ -265,6 +274,12 @@ class SimWorker:
                 self._within(self.inside, tag, action.result, self._confirmed)
             case do.Step():
                 self._step(action.commit)
+            case do.Gather():
+                self._gather_shards()
+            case do.Settle(ok=ok):
+                self._advance(Stage.GATHER, waiting=True)
+                tag = ("settle", self.memory.iteration)
+                self._within(self.inside, tag, ok, lambda results: self.run(on.Settled(all(results.values()))))
             case do.ExchangeInside() | do.RebuildInside():
                 replica = self.layout.replica_of(self.rank)
                 self._gather(action, self.layout.replica_ranks(replica), ("inside", replica))
@@ -283,7 +298,7 @@ class SimWorker:
             case do.AwaitPlan():
                 self._advance(Stage.HEAL, waiting=True)
                 if action.report:
-                    self._report(action.report, action.inside)
+                    self._report(action.report, inside=action.inside)
                 self._loop(0.1, self._plan_came)
             case do.ReportStateLost():
                 self._advance(Stage.HEAL, waiting=True)
@@ -359,6 +374,8 @@ class SimWorker:
         self._loop(self.rng.uniform(0.1, 1.0), lambda: self.run(on.IterationBegun(iteration)))
 
     def _compute(self, action: do.Compute) -> None:
+        if not self.memory.gathered:
+            self.world.violate(f"{self.name} computes iteration {action.iteration} without the others' shards")
         self._reduced_before = self.memory.reduced
         if not action.extra:
             self.memory.segments = [()] * NUM_SEGMENTS
@@ -438,10 +455,23 @@ class SimWorker:
 
         def stepped() -> None:
             self.world.checkers.of(self.task).stepped(self, commit)
-            self.memory.end_step(commit.iteration + 1)
+            self.memory.end_step(commit.iteration + 1, gathered=not self.layout.sharded)
             self._done()
 
         self._loop(self.rng.uniform(1.0, 4.0), stepped)
+
+    def _gather_shards(self) -> None:
+        """Every replica's shard must be of the same version, and there must be one of each replica."""
+        self._advance(Stage.GATHER, waiting=True)
+        replica, iteration = self.layout.replica_of(self.rank), self.memory.iteration
+
+        def gathered(results: dict[Rank, tuple[int, int]]) -> None:
+            if set(results.values()) != {(r, iteration) for r in range(self.layout.dp)}:
+                self.world.violate(f"{self.name} at {iteration} gathers shards {sorted(results.values())}")
+            self.memory.gathered = True
+            self._done()
+
+        self._within(self.data, ("gather", iteration), (replica, iteration), gathered)
 
     def _ended(self, action: do.EndIteration) -> None:
         iteration = action.commit.iteration
@@ -577,7 +607,7 @@ class SimWorker:
         self.memory.end_step(iteration)
         self.run(on.CheckpointLoaded(iteration))
 
-    def _report(self, text: str, inside: bool) -> None:
+    def _report(self, text: str, *, inside: bool) -> None:
         assert self.machine is not None
         self.say(
             CollectiveFailed(

@@ -77,7 +77,8 @@ class Engine:
         self._micro_batch = -1
         self._handlers: dict[type[do.Action], Callable[[Any], on.AnyEvent]] = {
             do.Compute: self._compute, do.Tie: self._tie, do.Reduce: self._reduce, do.Commit: self._commit,
-            do.Confirm: self._confirm, do.Step: self._step, do.ExchangeInside: self._exchange_inside,
+            do.Confirm: self._confirm, do.Step: self._step, do.Gather: self._gather, do.Settle: self._settle,
+            do.ExchangeInside: self._exchange_inside,
             do.RebuildInside: self._rebuild_inside, do.ExchangeWorld: self._exchange_world,
             do.RebuildCross: self._rebuild_cross, do.FetchState: self._fetch_state,
             do.LoadCheckpoint: self._load_checkpoint, do.AwaitPlan: self._await_plan,
@@ -110,7 +111,7 @@ class Engine:
             except Exception as error:
                 if not is_collective_error(error):
                     raise
-                inside = isinstance(action, (do.Compute, do.Tie, do.Confirm, do.RebuildInside))
+                inside = isinstance(action, (do.Compute, do.Tie, do.Confirm, do.Settle, do.RebuildInside))
                 if isinstance(error, (GroupInterrupted, StoreError)):
                     inside = inside and self.link.monitor.newest_epoch() <= self.machine._newest()
                 reduced = self.ledger.segments_reduced if isinstance(action, do.Reduce) else -1
@@ -224,15 +225,49 @@ class Engine:
 
     def _step(self, action: do.Step) -> on.AnyEvent:
         self._pulse(Stage.STEP)
-        self.ledger.begin_step()
+        self.ledger.begin_step(undoable=self.layout.sharded)
         kind = self.link.pulse.take_fault(int(FaultPoint.STEP), action.commit.iteration, -1)
         half_way = (lambda: self._fault(kind, FaultPoint.STEP)) if kind else None
-        self.stepper.step(action.commit, half_way)
-        self.ledger.end_step(action.commit.iteration + 1, self.stepper.extra_state())
+        self.stepper.step(action.commit, self.ledger.mark_chunk, half_way=half_way)
+        self._end_step(action.commit)
         tokens = max(action.commit.tokens, 1.0)
         self.link.pulse.committed(action.commit.iteration, action.commit.loss_sum / tokens)
         self.account.committed(action.commit.iteration)
         return on.Done()
+
+    def _end_step(self, commit: CommitResult) -> None:
+        self.ledger.end_step(commit.iteration + 1, self.stepper.extra_state(), gathered=not self.layout.sharded)
+
+    def finish_open_step(self) -> None:
+        """An heir's: the predecessor died in its step, of which nobody else has the state (the commit is proven)."""
+        found = self.ledger.open_step()
+        if found is None:
+            return
+        commit, marked = found
+        self.stepper.load_extra(self.ledger.header.extra())
+        self.stepper.step(commit, self.ledger.mark_chunk, marked)
+        self._end_step(commit)
+
+    def _gather(self, action: do.Gather) -> on.AnyEvent:
+        """The parameters' shards, one of each replica, in place: who is interrupted does it again."""
+        self._pulse(Stage.GATHER, waiting=True)
+        self._maybe_fault(FaultPoint.GATHER)
+        group = self.groups.data_group()
+        if group is None:
+            return on.Done()
+        assert group.size() == self.layout.dp, "every shard has one holder, and all of them are here"
+        for buffer in self.model.buffers:
+            for bucket in buffer.buckets:
+                whole = bucket.param_data.view(-1)
+                own = whole.chunk(self.layout.dp)[self.layout.replica_of(self.rank)]
+                dist.all_gather_into_tensor(whole, own, group=group)
+        return on.Done()
+
+    def _settle(self, action: do.Settle) -> on.AnyEvent:
+        self._pulse(Stage.GATHER, waiting=True)
+        ok = torch.tensor([1 if action.ok else 0], dtype=torch.int64)
+        dist.all_reduce(ok, op=dist.ReduceOp.MIN, group=self.groups.replica_group())
+        return on.Settled(bool(ok.item()))
 
     # ------------------------------------------------------------------ healing
 
@@ -320,11 +355,11 @@ class Engine:
     def _await_plan(self, action: do.AwaitPlan) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
         if action.report:
-            self._report(action.report, action.inside)
+            self._report(action.report, inside=action.inside)
         self._wait_for_epoch_after(action.after_epoch, action.report)
         return on.Done()
 
-    def _report(self, text: str, inside: bool) -> None:
+    def _report(self, text: str, *, inside: bool) -> None:
         record = self.machine.record
         print(f"unicron: rank {self.rank}, iteration {record.iteration}: {text}", file=sys.stderr)
         self.link.send(

@@ -26,6 +26,7 @@ class Ledger:
         header.dealt_replicas = sum(1 << r for r in record.dealt)
         header.summed = record.summed
         header.torn = not record.has_state
+        header.ungathered = not record.gathered
         if record.commit is not None:
             self._write_commit(record.commit)
         if not record.begun:
@@ -43,11 +44,25 @@ class Ledger:
         header.commit_found_inf, header.commit_loss_sum = commit.found_inf, commit.loss_sum
         header.has_commit = True
 
-    def begin_step(self) -> None:
+    def begin_step(self, *, undoable: bool = False) -> None:
+        """undoable: chunk by chunk with an undo area, so that an heir can finish it (sharded_step.py)."""
+        self.header.open_step = 2 if undoable else 0
         self.header.torn = True
 
-    def end_step(self, iteration: int, extra: bytes) -> None:
+    def mark_chunk(self, mark: int) -> None:
+        self.header.open_step = 2 + mark
+
+    def open_step(self) -> tuple[CommitResult, int] | None:
+        """(the commit to step with, the last mark) of a predecessor that died in an undoable step."""
+        header = self.header
+        is_open = header.torn and header.open_step >= 2 and header.has_commit
+        if not is_open or header.commit_iteration != header.iteration:
+            return None
+        return self._commit(), header.open_step - 2
+
+    def end_step(self, iteration: int, extra: bytes, *, gathered: bool = True) -> None:
         """The parameters now contain the step; the last word makes them usable."""
+        self.header.ungathered = not gathered
         self.header.set_extra(extra)
         self.header.iteration = iteration
         self.header.summed = False
@@ -90,16 +105,18 @@ class Ledger:
 
     # ---------------------------------------------------------- for an heir
 
+    def _commit(self) -> CommitResult:
+        header = self.header
+        return CommitResult(
+            header.commit_iteration, header.commit_tokens, header.commit_sumsq,
+            header.commit_found_inf, header.commit_loss_sum,
+        )  # fmt: skip
+
     def read(self, rank: Rank, num_segments: int) -> Record:
         """The account of the predecessor. Its inside groups are unknown to the heir."""
         header = self.header
         dealt = tuple(r for r in range(64) if header.dealt_replicas >> r & 1)
-        commit = None
-        if header.has_commit:
-            commit = CommitResult(
-                header.commit_iteration, header.commit_tokens, header.commit_sumsq,
-                header.commit_found_inf, header.commit_loss_sum,
-            )  # fmt: skip
+        commit = self._commit() if header.has_commit else None
         return Record(
             rank=rank,
             iteration=header.iteration,
@@ -112,4 +129,5 @@ class Ledger:
             segments_reduced=min(self.segments_reduced, num_segments),
             num_segments=num_segments,
             commit=commit,
+            gathered=not header.ungathered,
         )

@@ -59,12 +59,13 @@ def force_optimizer_state(optimizer: Any) -> None:
 
 
 class StateMemory:
-    """The tensors of (model, optimizer) plus unicron's own staging and scalars, on one region."""
+    """The tensors of (model, optimizer) plus unicron's own staging, scalars and undo area, on one region."""
 
-    def __init__(self, model: Any, optimizer: Any, staging_bytes: int) -> None:
+    def __init__(self, model: Any, optimizer: Any, staging_bytes: int, undo_bytes: int = 0) -> None:
         self.model, self.optimizer = model, optimizer
         force_optimizer_state(optimizer)
         self.staging = torch.zeros(staging_bytes, dtype=torch.uint8)
+        self.undo = torch.zeros(undo_bytes, dtype=torch.uint8)
         self.scalars = torch.zeros(SCALARS, dtype=torch.float64)
         self.index = self._lay_out()
         _, offset, nbytes = self.index[-1]
@@ -96,6 +97,8 @@ class StateMemory:
                             yield f"optimizer{count}.{key}", value
                     count += 1
         yield "unicron.staging", self.staging
+        if self.undo.numel():
+            yield "unicron.undo", self.undo
         yield "unicron.scalars", self.scalars
 
     def _lay_out(self) -> list[tuple[str, int, int]]:
@@ -140,7 +143,7 @@ class StateMemory:
         for param in self.model.parameters():
             if getattr(param, "main_grad", None) is not None:
                 candidates.append(param.main_grad)
-        candidates += [self.staging, self.scalars]
+        candidates += [self.staging, self.scalars, self.undo]
         for inner in inner_optimizers(self.optimizer):
             candidates += [v for state in inner.state.values() for v in state.values() if torch.is_tensor(v)]
         for tensor in candidates:

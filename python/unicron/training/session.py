@@ -28,8 +28,9 @@ from unicron.training import gradients, megatron_cpu
 from unicron.training.engine import Engine, Left
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink, now_ms
-from unicron.training.memory import StateMemory
+from unicron.training.memory import StateMemory, force_optimizer_state
 from unicron.training.roles import RoleChanged
+from unicron.training.sharded_step import is_sharded, undo_bytes
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 
 HOLD_MS_MAX = 600_000  # above the coordinator's own bound for a checkpoint to become complete
@@ -63,7 +64,7 @@ class _Process:
 
 @contextlib.contextmanager
 def join(
-    *, tp: int = 1, pp: int = 1, micro_batch: int = 1, num_micro_batches: int = 0
+    *, tp: int = 1, pp: int = 1, micro_batch: int = 1, num_micro_batches: int = 0, sharded: bool = False
 ) -> Iterator[Any]:
     """A role in a task, or an understudy's or joiner's wait for one.
 
@@ -73,7 +74,7 @@ def join(
     if "UNICRON_AGENT" not in os.environ:
         from unicron.training.unmanaged import UnmanagedSession
 
-        with UnmanagedSession(tp, pp, micro_batch, num_micro_batches) as unmanaged:
+        with UnmanagedSession(tp, pp, micro_batch, num_micro_batches, sharded=sharded) as unmanaged:
             yield unmanaged
         return
     if _Process.link is None:
@@ -132,7 +133,7 @@ class Session:
             raise NotManaged("manage() was called twice")
         model = single_chunk(model)
         staging = gradients.staging_bytes(model)
-        memory = StateMemory(model, optimizer, staging)
+        memory = StateMemory(model, optimizer, staging, self._undo_bytes(optimizer))
         groups = Groups(self.rank, self.layout, self._link.monitor, self._link.pulse)
         groups.adopt_handles([model, optimizer, getattr(model, "config", None)])
         plan = self._take_role()
@@ -143,6 +144,19 @@ class Session:
         record = self._take_arena(engine, plan)
         self._make_checkpoints(engine, model, optimizer, scheduler)
         self._first = on.Joined(plan, record)
+
+    def _undo_bytes(self, optimizer: Any) -> int:
+        """0 unless the optimizer is sharded. Raises ValueError when the task was submitted for the other kind."""
+        if is_sharded(optimizer) != self.layout.sharded:
+            built, said = ("distributed", "plain") if not self.layout.sharded else ("plain", "distributed")
+            raise ValueError(
+                f"the script builds a {built} optimizer, but the task was submitted with a {said} one: "
+                f"say --optimizer {built} (in a job file, optimizer: {built}), or change use_distributed_optimizer"
+            )
+        if not self.layout.sharded:
+            return 0
+        force_optimizer_state(optimizer)
+        return undo_bytes(optimizer)
 
     def _take_role(self) -> EpochPlan:
         link = self._link
@@ -192,6 +206,7 @@ class Session:
         engine.memory.adopt(fd)
         engine.ledger = type(engine.ledger)(engine.memory.fd)
         engine.gradients.finish_open_copy(engine.ledger)
+        engine.finish_open_step()
         record = engine.ledger.read(self.rank, num_segments)
         if record.has_state:
             engine.stepper.load_extra(engine.ledger.header.extra())

@@ -16,6 +16,7 @@ import torch
 from unicron.healing.record import CommitResult
 from unicron.training.gradients import Gradients
 from unicron.training.memory import inner_optimizers
+from unicron.training.sharded_step import ShardedStep, only
 from unicron.types import Layout
 
 EXTRA_BYTES_MAX = 1024
@@ -38,6 +39,7 @@ def advance_scheduler(scheduler: Any, layout: Layout) -> None:
 class Stepper:
     def __init__(self, optimizer: Any, scheduler: Any, layout: Layout, gradients: Gradients) -> None:
         self.optimizer, self.scheduler = optimizer, scheduler
+        self._sharded = ShardedStep(optimizer, gradients.memory.undo) if layout.sharded else None
         self.layout, self.gradients = layout, gradients
         config = getattr(optimizer, "config", None)
         self.clip = float(getattr(config, "clip_grad", 0.0) or 0.0)
@@ -47,8 +49,11 @@ class Stepper:
         """Without this param.grad stays main_grad and the first micro-batch is added twice (MECHANICS 2.3)."""
         self.optimizer.zero_grad()
 
-    def step(self, commit: CommitResult, half_way: Callable[[], None] | None = None) -> None:
-        """half_way: a fault, called when half of the parameters are written and the others are not."""
+    def step(
+        self, commit: CommitResult, mark: Callable[[int], None], marked: int = 0,
+        half_way: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """mark, marked: see ShardedStep.run. half_way: a fault, called when a part of the parameters is written."""
         tokens = max(commit.tokens, 1.0)
         self.grad_norm = math.sqrt(max(commit.sumsq, 0.0)) / tokens
         if commit.found_inf:
@@ -59,27 +64,26 @@ class Stepper:
             factor = 1.0 / tokens
             if self.clip > 0.0 and self.grad_norm > self.clip:
                 factor *= self.clip / (self.grad_norm + 1e-6)
-            self.gradients.scale(factor)
-            self.optimizer.prepare_grads()
-            if half_way is None:
-                self.optimizer.step_with_ready_grads()
-            else:
-                self._write(lambda params: params[: (len(params) + 1) // 2])
-                half_way()
-                self._write(lambda params: params[(len(params) + 1) // 2 :])
+            self._update(factor, mark, marked, half_way)
         advance_scheduler(self.scheduler, self.layout)
 
-    def _write(self, part: Callable[[list[Any]], list[Any]]) -> None:
-        """The update of a part of every group's parameters; each parameter's update is its own."""
-        groups = [g for o in inner_optimizers(self.optimizer) for g in o.param_groups]
-        whole = [g["params"] for g in groups]
-        for group, params in zip(groups, whole, strict=True):
-            group["params"] = part(params)
-        try:
+    def _update(
+        self, factor: float, mark: Callable[[int], None], marked: int, half_way: Callable[[], None] | None
+    ) -> None:
+        if self._sharded is not None:
+            self._sharded.run(factor, mark, marked, half_way)
+            return
+        self.gradients.scale(factor)
+        self.optimizer.prepare_grads()
+        if half_way is None:
             self.optimizer.step_with_ready_grads()
-        finally:
-            for group, params in zip(groups, whole, strict=True):
-                group["params"] = params
+        else:
+            groups = [g["params"] for o in inner_optimizers(self.optimizer) for g in o.param_groups]
+            with only(self.optimizer, [p for params in groups for p in params[: (len(params) + 1) // 2]]):
+                self.optimizer.step_with_ready_grads()
+            half_way()
+            with only(self.optimizer, [p for params in groups for p in params[(len(params) + 1) // 2 :]]):
+                self.optimizer.step_with_ready_grads()
 
     # ---------------------------------------------------------- python-side state
 

@@ -24,7 +24,7 @@ class UnmanagedSession:
 
     managed = False
 
-    def __init__(self, tp: int, pp: int, micro_batch: int, num_micro_batches: int) -> None:
+    def __init__(self, tp: int, pp: int, micro_batch: int, num_micro_batches: int, *, sharded: bool = False) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         if world_size % (tp * pp):
@@ -34,7 +34,7 @@ class UnmanagedSession:
         if num_micro_batches % dp:
             raise ValueError(f"{num_micro_batches} micro-batches do not divide over {dp} replicas")
         self.layout = Layout(
-            tp=tp, pp=pp, dp=dp, micro_batch=micro_batch, num_micro_batches=num_micro_batches
+            tp=tp, pp=pp, dp=dp, micro_batch=micro_batch, num_micro_batches=num_micro_batches, sharded=sharded
         )
         self._callbacks: list[Callable[..., None]] = []
 

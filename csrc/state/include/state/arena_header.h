@@ -17,7 +17,7 @@
 
 namespace unicron::state {
 
-constexpr uint64_t kArenaVersion = 1;
+constexpr uint64_t kArenaVersion = 2;
 constexpr size_t kLayoutDigestBytesMax = 64;
 constexpr size_t kDoneBytesMax = 2048;
 constexpr size_t kExtraBytesMax = 1024;
@@ -37,6 +37,10 @@ struct ArenaFields {
   std::atomic<int64_t> reduction;  // 2 x segments reduced; + 1 while a complete result is copied from the staging area
   std::atomic<uint64_t> torn;      // parameters are being written
   std::atomic<uint64_t> summed;    // the local sums are complete and tied
+  // Of a sharded optimizer: 0 no step is open; 2 + 2 x chunks written, + 1 while the next one is (its old values lie in
+  // the undo area).
+  std::atomic<int64_t> open_step;
+  std::atomic<uint64_t> ungathered;  // other replicas' shards of the newest step are not in the parameters yet
 
   std::atomic<uint64_t> has_commit;  // written last of the commit's result
   std::atomic<int64_t> commit_iteration;

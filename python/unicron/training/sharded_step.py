@@ -1,0 +1,146 @@
+"""The step of a sharded optimizer (Megatron's distributed optimizer), in chunks that a death cannot tear.
+
+Nobody else holds this shard, so a process that dies inside its step must leave enough to finish it: each chunk's old
+values lie in the undo area of the arena before one of them is overwritten, and one word of the arena's header counts
+the chunks. An heir restores the open chunk and goes on (DESIGN 5.4). The reduced gradient stays as it is until the next
+iteration: it is scaled chunk by chunk, beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from unicron.training.memory import inner_optimizers
+
+CHUNK_BYTES = 16 << 20  # of parameters; their optimizer state comes on top
+CHUNKS_MIN = 4  # about so many, of a small shard too: the undo area is what this costs in memory
+ALIGN = 64
+
+Param = tuple[Any, torch.Tensor]  # (inner optimizer, parameter)
+
+
+def is_sharded(optimizer: Any) -> bool:
+    """Whether this is Megatron's distributed optimizer, alone or chained."""
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return any(isinstance(part, DistributedOptimizer) for part in parts)
+
+
+def chunks_of(optimizer: Any) -> list[list[Param]]:
+    """The shard's parameters in the order of their groups, in chunks of about CHUNK_BYTES; none is divided."""
+    inners = inner_optimizers(optimizer)
+    params = [(inner, param) for inner in inners for group in inner.param_groups for param in group["params"]]
+    whole = sum(_nbytes(param) for _, param in params)
+    limit = max(1, min(CHUNK_BYTES, whole // CHUNKS_MIN))
+    chunks: list[list[Param]] = []
+    room = 0
+    for entry in params:
+        nbytes = _nbytes(entry[1])
+        if nbytes > room:
+            chunks.append([])
+            room = limit
+        chunks[-1].append(entry)
+        room -= nbytes
+    return chunks
+
+
+def undo_bytes(optimizer: Any) -> int:
+    """Size of the undo area: the largest chunk with its optimizer state, which must exist."""
+    return max((sum(_aligned(_nbytes(t)) for t in _tensors(chunk)) for chunk in chunks_of(optimizer)), default=0)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _aligned(nbytes: int) -> int:
+    return (nbytes + ALIGN - 1) // ALIGN * ALIGN
+
+
+def _tensors(chunk: list[Param]) -> Iterator[torch.Tensor]:
+    """What the step overwrites."""
+    for inner, param in chunk:
+        yield param.data
+        state = inner.state[param]
+        yield from (state[key] for key in sorted(state) if torch.is_tensor(state[key]))
+
+
+@contextlib.contextmanager
+def only(optimizer: Any, params: list[torch.Tensor]) -> Iterator[None]:
+    """The inner optimizers know only these of their parameters meanwhile."""
+    wanted = {id(param) for param in params}
+    groups = [group for inner in inner_optimizers(optimizer) for group in inner.param_groups]
+    whole = [group["params"] for group in groups]
+    for group in groups:
+        group["params"] = [param for param in group["params"] if id(param) in wanted]
+    try:
+        yield
+    finally:
+        for group, all_of_them in zip(groups, whole, strict=True):
+            group["params"] = all_of_them
+
+
+class ShardedStep:
+    """undo: flat bytes in the arena, undo_bytes(optimizer) long."""
+
+    def __init__(self, optimizer: Any, undo: torch.Tensor) -> None:
+        self.optimizer, self._undo = optimizer, undo
+        self._chunks = chunks_of(optimizer)
+
+    @torch.no_grad()
+    def run(
+        self, factor: float, mark: Callable[[int], None], marked: int = 0, half_way: Callable[[], None] | None = None
+    ) -> None:
+        """Write every chunk. mark(n): 2 x chunks written, + 1 while the next one is; marked: where a predecessor stood.
+
+        half_way: a fault, called when half of the middle chunk's parameters are written.
+        """
+        self.optimizer.prepare_grads()
+        first = marked // 2
+        if marked % 2:
+            self._restore(self._chunks[first])
+        for number in range(first, len(self._chunks)):
+            chunk = self._chunks[number]
+            self._save(chunk)
+            mark(2 * number + 1)
+            if half_way is not None and number == len(self._chunks) // 2:
+                middle = (len(chunk) + 1) // 2
+                self._write(chunk[:middle], factor)
+                half_way()
+                self._write(chunk[middle:], factor)
+            else:
+                self._write(chunk, factor)
+            mark(2 * number + 2)
+        for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            part._copy_main_params_to_model_params()
+
+    def _write(self, chunk: list[Param], factor: float) -> None:
+        """The inner optimizer's own update of these parameters only; each parameter's update is its own."""
+        for _, param in chunk:
+            if param.grad is not None:
+                param.grad = param.grad * factor
+        with only(self.optimizer, [param for _, param in chunk]):
+            for inner in inner_optimizers(self.optimizer):
+                inner.step()
+        for _, param in chunk:
+            param.grad = None
+
+    def _save(self, chunk: list[Param]) -> None:
+        for tensor, saved in self._pairs(chunk):
+            saved.copy_(tensor.reshape(-1))
+
+    def _restore(self, chunk: list[Param]) -> None:
+        for tensor, saved in self._pairs(chunk):
+            tensor.copy_(saved.view(tensor.shape))
+
+    def _pairs(self, chunk: list[Param]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        offset = 0
+        for tensor in _tensors(chunk):
+            nbytes = _nbytes(tensor)
+            yield tensor, self._undo[offset : offset + nbytes].view(tensor.dtype)
+            offset += _aligned(nbytes)
