@@ -324,3 +324,20 @@ def test_speed_is_read_from_heartbeats() -> None:
         )  # fmt: skip
         cluster.feed(on.AgentMessage("n0", AgentHeartbeat("n0", 1, iteration, statuses)), after_ms=1_000.0)
     assert task.measured_s == {2: pytest.approx(0.2)}
+
+
+def test_who_cannot_leave_keeps_what_it_has() -> None:
+    """It may not be stopped, so neither a drain nor a loss that leaves it too little takes the rest away."""
+    cluster = Cluster(nodes=2)
+    cluster.run("bare", 4, checkpoint_dir="", replicas_min=3)
+    assert cluster.widths() == {"bare": 4}
+    cluster.ask(on.DrainRequested("d", "n0", True))
+    assert cluster.widths() == cluster.placed() == {"bare": 4}  # it stays on the drained node
+    cluster.ask(on.DrainRequested("d", "n0", False))
+    cluster.lose("n0")
+    assert cluster.widths() == cluster.placed() == {"bare": 2}
+    saving = Cluster(nodes=2)
+    saving.run("saves", 4, replicas_min=3)
+    saving.run("waits", 1)
+    saving.lose("n0")
+    assert saving.widths() == {"waits": 1} and saving.tasks()["saves"].leaving

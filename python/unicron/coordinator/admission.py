@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from unicron.coordinator.demand import can_leave, least_slots
+from unicron.coordinator.demand import can_leave, kept_slots
 from unicron.coordinator.state import TaskState
 
 
@@ -23,7 +23,7 @@ def admitted(
     order = sorted(aged, key=lambda item: (*_class(item[1], surviving), item[0]))
     chosen = []
     for _, task in order:
-        least = least_slots(task, surviving.get(task.name, 0))
+        least = kept_slots(task, surviving.get(task.name, 0))
         if task.name not in without and least <= pool:
             pool -= least
             chosen.append(task)

@@ -15,7 +15,7 @@ import msgspec
 
 from unicron.coordinator.admission import admitted
 from unicron.coordinator.allocation import Allocation
-from unicron.coordinator.demand import can_leave, demand_of, least_slots
+from unicron.coordinator.demand import can_leave, demand_of, kept_slots, least_slots
 from unicron.coordinator.placement import place_replica
 from unicron.coordinator.planned import Planned
 from unicron.coordinator.state import State, TaskState, node_order
@@ -31,7 +31,7 @@ Targets = dict[str, dict[Rank, str]]
 class Facts(NamedTuple):
     nodes: dict[str, int]  # usable node -> slots
     tasks: tuple[str, ...]  # that want slots, oldest first
-    stuck: frozenset[str] = frozenset()  # no replica of theirs is free of drained nodes, and they cannot leave
+    stuck: frozenset[str] = frozenset()  # what they have beside drained nodes is too little, and they cannot leave
 
 
 def facts_of(state: State) -> Facts:
@@ -55,8 +55,9 @@ def _is_stuck(state: State, task: TaskState) -> bool:
         for replica in sorted({layout.replica_of(rank) for rank in target})
     ]
     there = [nodes for nodes in homes if all(node.phase is not NodePhase.LOST for node in nodes)]
-    drained = [any(node.is_drained for node in nodes) for nodes in there]
-    return any(drained) if layout.sharded else bool(there) and all(drained)
+    drained = sum(any(node.is_drained for node in nodes) for nodes in there)
+    free = len(there) - drained
+    return drained > 0 and free * layout.replica_size < least_slots(task, free)
 
 
 def is_due(state: State, facts: Facts) -> bool:
@@ -340,7 +341,7 @@ def _homeless(question: Question, targets: Targets) -> set[str]:
     for task in reversed(question.chosen):
         size = task.job.layout.replica_size
         surviving = min(question.surviving[task.name], len(targets.get(task.name, {})) // size)
-        if len(targets.get(task.name, {})) < least_slots(task, surviving):
+        if len(targets.get(task.name, {})) < kept_slots(task, surviving):
             return {task.name}
     return set()
 

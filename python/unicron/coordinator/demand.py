@@ -84,6 +84,15 @@ def least_slots(task: TaskState, surviving: int) -> int:
     return least * task.job.layout.replica_size
 
 
+def kept_slots(task: TaskState, surviving: int) -> int:
+    """Slots below which it is not admitted: those it needs. One that cannot leave keeps what survives, even below that:
+    to stop it would lose all it has done."""
+    least = least_slots(task, surviving)
+    if surviving and not can_leave(task) and not task.job.layout.sharded:
+        return min(least, surviving * task.job.layout.replica_size)
+    return least
+
+
 def can_leave(task: TaskState) -> bool:
     """May it be told to give up all its slots and go on later? Not when its state would be lost."""
     if task.is_pinned:
