@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import msgspec
 import pytest
 
-from machines import Coordinator
+from several import Cluster
 from unicron.coordinator import events as on
-from unicron.coordinator.actions import Answer, WriteJournal
+from unicron.coordinator.actions import WriteJournal
 from unicron.coordinator.deciding import facts_of, is_due
 from unicron.coordinator.demand import throughput_of
 from unicron.coordinator.job import Job, refusal_of
@@ -21,100 +20,11 @@ from unicron.messages import (
     AgentHeartbeat,
     AgentHello,
     FromWorker,
-    Reply,
     SaveAndHold,
     Saved,
     WorkerStatus,
-    WorkerUp,
 )
 from unicron.types import Layout, Stage
-
-
-class Cluster(Coordinator):
-    """Several tasks: workers come up when they are ordered, unless told otherwise."""
-
-    def __init__(self, nodes: int = 2, slots: int = 2) -> None:
-        super().__init__()
-        for index in range(nodes):
-            self.hello(f"n{index}", slots=slots)
-
-    def run(self, name: str, dp: int, **fields: Any) -> Reply:
-        fields = {"checkpoint_dir": "ckpt", "replicas_min": 1, "measured": False, **fields}
-        layout = fields.pop("layout", Layout(dp=dp, num_micro_batches=8))
-        return self.ask(on.TaskSubmitted("r", Job(name, ("train.py",), layout, **fields)))
-
-    def ask(self, event: on.Event) -> Reply:
-        self.feed(event)
-        replies = [a.reply for a in self.actions if isinstance(a, Answer)]
-        self.bring_up()
-        return replies[0]
-
-    def tasks(self) -> dict[str, TaskState]:
-        return self.machine.state.tasks
-
-    def bring_up(self) -> None:
-        """Ordered workers get ready, ended ones die, healings are accounted for, until nothing is left to do."""
-        for _ in range(20):
-            before = len(self.journal)
-            for task in list(self.tasks().values()):
-                for worker in list(task.workers.values()):
-                    if worker.phase.value == "ending" or task.phase is TaskPhase.STOPPING:
-                        self.say_lost(task, worker.name)
-                    elif worker.phase.value == "started":
-                        self.say_up(task, worker.name)
-                if task.phase is TaskPhase.HEALING and task.plan is not None:
-                    for member in task.plan.members:
-                        self.say_healed(task, member.worker)
-            if len(self.journal) == before:
-                return
-
-    def say_up(self, task: TaskState, name: str) -> None:
-        worker = task.workers[name]
-        status = WorkerStatus(
-            task.name, name, worker.incarnation, 100, worker.rank, worker.purpose != "member", True, task.epoch,
-            Stage.IDLE, 0,
-        )  # fmt: skip
-        self.feed(on.AgentMessage(worker.node, WorkerUp(worker.node, status)))
-
-    def say_lost(self, task: TaskState, name: str) -> None:
-        from unicron.messages import WorkerLost
-
-        worker = task.workers[name]
-        lost = WorkerLost(
-            worker.node, task.name, name, worker.incarnation, worker.rank, "process", "ended", "", Stage.IDLE, 0, 0,
-            0, 1, "",
-        )  # fmt: skip
-        self.feed(on.AgentMessage(worker.node, lost))
-
-    def say_healed(self, task: TaskState, name: str) -> None:
-        from unicron.messages import Healed
-
-        worker = task.workers.get(name)
-        if worker is None or worker.rank not in task.awaiting:
-            return
-        body = Healed(name, worker.rank, task.epoch, 6, 5, 300.0, 100.0, 1, (), 1.0, 1, 1, "none_needed", 0, {})
-        self.feed(on.AgentMessage(worker.node, FromWorker(worker.node, task.name, body, 1)))
-
-    def say_saved(self, name: str, iteration: int) -> None:
-        task = self.tasks()[name]
-        assert task.plan is not None
-        member = task.plan.members[0]
-        body = Saved(member.worker, member.rank, iteration, f"ckpt/{iteration}", task.epoch, final=True)
-        self.feed(on.AgentMessage(member.node, FromWorker(member.node, name, body, 1)))
-        self.bring_up()
-
-    def lose(self, node: str) -> None:
-        self.disconnected(node)
-        self.probed(node, "gone")
-        self.bring_up()
-
-    def widths(self) -> dict[str, int]:
-        """As decided."""
-        return {name: len(roles) for name, roles in self.machine.state.allocation.targets.items()}
-
-    def placed(self) -> dict[str, int]:
-        """As it is."""
-        return {name: len(task.placement) for name, task in self.tasks().items() if task.placement and not task.is_over}
 
 
 def test_slots_go_where_they_earn_most() -> None:
@@ -341,3 +251,20 @@ def test_who_cannot_leave_keeps_what_it_has() -> None:
     saving.run("waits", 1)
     saving.lose("n0")
     assert saving.widths() == {"waits": 1} and saving.tasks()["saves"].leaving
+
+
+def test_a_node_that_comes_back_smaller() -> None:
+    cluster = Cluster(nodes=1, slots=4)
+    cluster.run("wide", 4, replicas_min=4)
+    cluster.run("small", 2)
+    assert cluster.widths() == {"wide": 4}
+    cluster.hello("n0", 2, slots=2)
+    cluster.bring_up()
+    assert cluster.widths() == cluster.placed() == {"small": 2}
+
+
+def test_many_changes_are_told_briefly() -> None:
+    cluster = Cluster(nodes=40)
+    cluster.run("a", 80)
+    trigger = cluster.machine.state.allocation.trigger
+    assert trigger.endswith("and 35 changes more") and len(trigger) < 200

@@ -26,6 +26,7 @@ from unicron.planner.planner import Decision, Planner
 from unicron.types import Rank
 
 Targets = dict[str, dict[Rank, str]]
+CHANGES_SAID_MAX = 6  # in one decision's trigger; the facts themselves are journaled whole
 
 
 class Facts(NamedTuple):
@@ -198,9 +199,10 @@ def _direct(question: Question) -> Asked:
     difference, and the tasks' least counts then fit."""
     before, after = question.before.nodes, question.facts.nodes
     there = {**{name: slots for name, slots in before.items() if name not in after}, **after}
-    events = [f"node:{name}" for name in before if name not in after]
-    events += [f"finish:{name}" for name in question.gone]
-    return Asked(Planner(_cluster(question, there), table=False), tuple(events), False)
+    cluster = _cluster(question, there)
+    leavers = [task.name for task in cluster.tasks if task.name in question.gone]
+    events = [f"node:{name}" for name in before if name not in after] + [f"finish:{name}" for name in leavers]
+    return Asked(Planner(cluster, table=False), tuple(events), False)
 
 
 def _cluster(question: Question, there: dict[str, int]) -> Cluster:
@@ -226,6 +228,8 @@ def _cluster(question: Question, there: dict[str, int]) -> Cluster:
             holds = {}
         for node, count in holds.items():
             left[node] -= count
+        if not holds and task.name in question.gone:
+            continue  # there is nothing that it could leave
         whole = sum(holds.values()) // size
         surviving = whole if task.name in question.gone else question.surviving[task.name]
         demands.append(demand_of(task, holds, surviving, widest))
@@ -364,7 +368,8 @@ def _trigger(state: State, facts: Facts) -> str:
             task = state.tasks.get(name)
             said.append(f"{name} is {'suspended' if task is not None and task.is_held else 'over'}")
     said += [f"{name} wants slots" for name in facts.tasks if name not in before.tasks]
-    return ", ".join(said)
+    more = len(said) - CHANGES_SAID_MAX
+    return ", ".join(said[:CHANGES_SAID_MAX] + ([f"and {more} changes more"] if more > 0 else []))
 
 
 def _notes(question: Question, targets: Targets, without: set[str]) -> dict[str, str]:
