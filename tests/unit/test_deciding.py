@@ -265,6 +265,6 @@ def test_a_node_that_comes_back_smaller() -> None:
 
 def test_many_changes_are_told_briefly() -> None:
     cluster = Cluster(nodes=40)
-    cluster.run("a", 80)
+    cluster.run("a", 80, layout=Layout(dp=80, num_micro_batches=80))
     trigger = cluster.machine.state.allocation.trigger
     assert trigger.endswith("and 35 changes more") and len(trigger) < 200
