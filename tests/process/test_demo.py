@@ -26,16 +26,28 @@ def sample(layout: str) -> tuple[str, ...]:
     return (ALWAYS[layout], *drawn)
 
 
-@pytest.mark.timeout(420)
-@pytest.mark.parametrize("layout", ALWAYS)
-def test_scenarios_end_as_they_must(layout: str, tmp_path: Path) -> None:
+def judge(layout: str, optimizer: str, names: tuple[str, ...], folder: Path) -> None:
     tp, pp, dp = map(int, layout.split(","))
-    options = runner.Options(runner.layout_of(tp, pp, dp), folder=tmp_path, measure_unmanaged=False)
+    sizes = runner.layout_of(tp, pp, dp, sharded=optimizer == "distributed")
+    options = runner.Options(sizes, folder=folder, measure_unmanaged=False)
     with runner.Suite(options, Progress()) as suite:
         wrong = {
             outcome.result["scenario"]: outcome.result["reasons"]
-            for outcome in suite.run(sample(layout))
+            for outcome in suite.run(names)
             if not outcome.result["passed"]
         }
-    names = ",".join(wrong)
-    assert not wrong, f"{wrong}\nreplay: unicron demo --scenario {names} --layout {layout} --report {tmp_path}"
+    again = f"unicron demo --scenario {','.join(wrong)} --layout {layout} --optimizer {optimizer} --report {folder}"
+    assert not wrong, f"{wrong}\nreplay: {again}"
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("layout", ALWAYS)
+def test_scenarios_end_as_they_must(layout: str, tmp_path: Path) -> None:
+    judge(layout, "plain", sample(layout), tmp_path)
+
+
+@pytest.mark.timeout(420)
+def test_a_distributed_optimizer_loses_nothing_but_to_a_lost_node(tmp_path: Path) -> None:
+    """Its shards have no copy: an open step is undone and finished, shards are gathered again, a node costs the
+    iterations since the checkpoint."""
+    judge("2,1,2", "distributed", ("kill-step", "kill-gather", "node-lost"), tmp_path)

@@ -54,13 +54,14 @@ def _rank(rank: int, folder: str, results) -> None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
         for layout in LAYOUTS:
             _one_layout(layout, folder)
+        _one_layout((1, 1, 2), folder, sharded=True)
         dist.destroy_process_group()
     except BaseException:
         results.put(f"rank {rank}: {traceback.format_exc()}")
         raise
 
 
-def _one_layout(sizes: tuple[int, int, int], folder: str) -> None:
+def _one_layout(sizes: tuple[int, int, int], folder: str, sharded: bool = False) -> None:
     from megatron.core import parallel_state
 
     from unicron.demo import model as demo
@@ -68,7 +69,8 @@ def _one_layout(sizes: tuple[int, int, int], folder: str) -> None:
 
     tp, pp, dp = sizes
     parallel_state.initialize_model_parallel(tp, pp, create_gloo_process_groups=False)
-    layout = Layout(tp=tp, pp=pp, dp=dp, micro_batch=2, num_micro_batches=2 * dp)
+    layout = Layout(tp=tp, pp=pp, dp=dp, micro_batch=2, num_micro_batches=2 * dp, sharded=sharded)
+    folder += "/sharded" * sharded
     job = Job(layout, *demo.build(layout))
     job.train(2)
     saver = checkpoint.Saver(f"{folder}/{tp}{pp}{dp}", keep=2)

@@ -45,7 +45,7 @@ def main(
     _refuse("recovery", recovery, RECOVERIES)
     if exact:
         raise Problem("--exact is not in this version", 2)
-    names = _names(scenario, scenarios.names(), scenarios.in_all())
+    names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=optimizer == "distributed"))
     options = Options(
         layout_of(*_sizes(layout), sharded=optimizer == "distributed"),
         iterations,

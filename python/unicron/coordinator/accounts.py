@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from unicron.coordinator.accounting import note_transition
 from unicron.coordinator.journal import CheckpointSaved, HealingClosed
 from unicron.coordinator.leaving import is_last_word
@@ -61,6 +63,7 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
     """HEALING is over: every incident that the present epoch answers gets what the members measured."""
     step.cancel_timer("heal", task.name, reason)
     accounts = _accounts(task)
+    lost = accounts.pop("iterations_lost", 0)
     for incident in step.state.open_incidents(task.name):
         if not incident.epoch:
             continue
@@ -72,6 +75,7 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
             outcome=Outcome.RESIZED if resized else Outcome.HEALED,
             missing_slots=missing,
             resume_ms=(incident.detect_ms or 0.0) + step.now_ms - incident.opened_ms,
+            iterations_lost=max(incident.iterations_lost, lost),
             **accounts,
         )
     kind = TRANSITION_OF.get(task.plan.kind) if task.plan else None
@@ -87,7 +91,7 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
     step.set_timer("understudy", task.name, delay_ms, "understudies are replaced after the healing")
 
 
-def _accounts(task: TaskState) -> dict[str, object]:
+def _accounts(task: TaskState) -> dict[str, Any]:
     if not task.healed:
         return {}
     healed = task.healed.values()

@@ -97,6 +97,10 @@ def _go(step: Step, task: TaskState, members: dict[Rank, WorkerState]) -> None:
     reason = f"all {len(ranks)} members are up"
     names = {rank: members[rank].name for rank in ranks}
     publish(step, task, Decision(kind, names, ranks if restore else (), ranks, reason))
+    if restore and task.checkpoint is not None:  # nobody who starts anew knows how far its predecessor was
+        lost = max(0, task.iteration - task.checkpoint[0])
+        for incident in step.state.open_incidents(task.name):
+            step.change_incident(incident, f"back to {task.checkpoint[1]}", iterations_lost=lost)
     if kind is PlanKind.START:
         note_transition(step, task, "start")
         close_started(step, task)

@@ -91,9 +91,10 @@ def names() -> tuple[str, ...]:
     return tuple(MAKERS)
 
 
-def in_all() -> tuple[str, ...]:
+def in_all(*, sharded: bool = False) -> tuple[str, ...]:
     """What `--scenario all` runs: one per row of the table. random-kills is asked for by name."""
-    return tuple(name for name in MAKERS if name != "random-kills")
+    left_out = {"random-kills"} if sharded else {"random-kills", "kill-gather"}
+    return tuple(name for name in MAKERS if name not in left_out)
 
 
 def make(name: str, layout: Layout, seed: int = 0) -> Scenario:
@@ -171,11 +172,24 @@ def kill_commit(layout: Layout, _seed: int) -> Scenario:
 
 @scenario
 def kill_step(layout: Layout, _seed: int) -> Scenario:
+    says, source = "the torn state is not used", "replica"
+    if layout.sharded:
+        says, source = "the heir undoes what is open and finishes the step", "own_arena"
     return Scenario(
         "kill-step",
-        "SIGKILL with half of the parameters written: the torn state is not used",
-        Expect("healed", recomputed_replicas=1.0, methods=("process",), state_sources=("replica",)),
+        f"SIGKILL with half of the parameters written: {says}",
+        Expect("healed", recomputed_replicas=1.0, methods=("process",), state_sources=(source,)),
         at_point(layout, "kill", "step"),
+    )
+
+
+@scenario
+def kill_gather(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "kill-gather",
+        "SIGKILL after the step, before the others have its shard of the new parameters (distributed optimizer)",
+        Expect("healed", recomputed_replicas=1.0, methods=("process",), state_sources=("own_arena",)),
+        at_point(layout, "kill", "gather"),
     )
 
 
@@ -279,32 +293,28 @@ def reset(layout: Layout, _seed: int) -> Scenario:
 
 @scenario
 def node_lost(layout: Layout, _seed: int) -> Scenario:
-    node = layout.dp - 1
-    return Scenario(
-        "node-lost",
-        "an agent and all its workers die; later the node comes back and dp grows",
-        Expect(
-            "resized",
-            severities=("SEV1",),
-            recomputed_replicas=1.0,
-            replaced=None,
-            is_grown=True,
-            incidents_max=layout.replica_size + 1,
-        ),
-        acts=(
-            Act("kill_agent", FAULT_ITERATION, node),
-            Act("start_agent", FAULT_ITERATION + 8, node),
-        ),
-        extra_s=10.0,
-    )
+    return _node("node-lost", "an agent and all its workers die", "kill_agent", layout)
 
 
 @scenario
 def agent_alone(layout: Layout, _seed: int) -> Scenario:
+    says = "an agent dies alone: its workers end at once, no orphan trains on"
+    return _node("agent-alone", says, "kill_agent_alone", layout)
+
+
+def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
     node = layout.dp - 1
+    if layout.sharded:
+        return Scenario(
+            name,
+            f"{says}; its shards of the optimizer's state are lost: back to the last checkpoint when it comes back",
+            _restored(layout, replaced=None, severities=("SEV1",)),
+            acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION, node, delay_s=2.0)),
+            checkpoint_every=CHECKPOINT_EVERY,
+        )
     return Scenario(
-        "agent-alone",
-        "an agent dies alone: its workers end at once, no orphan trains on",
+        name,
+        f"{says}; later the node comes back and dp grows",
         Expect(
             "resized",
             severities=("SEV1",),
@@ -312,11 +322,23 @@ def agent_alone(layout: Layout, _seed: int) -> Scenario:
             is_grown=True,
             incidents_max=layout.replica_size + 1,
         ),
-        acts=(
-            Act("kill_agent_alone", FAULT_ITERATION, node),
-            Act("start_agent", FAULT_ITERATION + 8, node),
-        ),
+        acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION + 8, node)),
         extra_s=10.0,
+    )
+
+
+def _restored(layout: Layout, *, replaced: int | None, severities: tuple[str, ...]) -> Expect:
+    lost = FAULT_ITERATION % CHECKPOINT_EVERY
+    return Expect(
+        "healed",
+        severities=severities,
+        incidents_max=2 * layout.world_size,
+        iterations_lost_min=lost,
+        iterations_lost_max=lost + 2,  # an act on the cluster follows what is seen of the iteration
+        recomputed_replicas=float(layout.dp * (lost + 3)),  # and what was begun of the interrupted one
+        replaced=replaced,
+        state_sources=("checkpoint",),
+        groups_kept=False,
     )
 
 
@@ -369,21 +391,18 @@ def checkpoint(layout: Layout, _seed: int) -> Scenario:
     """
     position = victim(layout) - layout.rank_of(0, layout.dp - 1, 0)
     holders = [r for r in range(layout.world_size) if _position(layout, r) == position]
-    lost = FAULT_ITERATION % CHECKPOINT_EVERY
+    says = "every holder of a state dies in its step: back to the last checkpoint"
+    expect = _restored(layout, replaced=len(holders), severities=("SEV2", "SEV1"))
+    if layout.sharded:
+        says = "every holder of a position's shards dies in its step: each heir finishes its predecessor's"
+        expect = Expect(
+            "healed", incidents_max=len(holders), recomputed_replicas=0, replaced=len(holders),
+            state_sources=("own_arena",), groups_kept=False,
+        )  # fmt: skip
     return Scenario(
         "checkpoint",
-        "every holder of a state dies in its step: back to the last checkpoint",
-        Expect(
-            "healed",
-            severities=("SEV2", "SEV1"),
-            incidents_max=2 * len(holders) + 1,
-            iterations_lost_min=lost,
-            iterations_lost_max=lost + 1,
-            recomputed_replicas=float(layout.dp * (lost + 2)),  # and what was begun of the interrupted one
-            replaced=len(holders),
-            state_sources=("checkpoint",),
-            groups_kept=False,
-        ),
+        says,
+        expect,
         tuple(Fault(rank, "kill", FAULT_ITERATION, "step") for rank in holders),
         checkpoint_every=CHECKPOINT_EVERY,
     )
@@ -397,7 +416,7 @@ def _position(layout: Layout, rank: Rank) -> int:
 @scenario
 def random_kills(layout: Layout, seed: int) -> Scenario:
     stream = random.Random(seed)
-    points = ("compute", "pipeline", "reduce", "commit", "step", "idle")
+    points = ("compute", "pipeline", "reduce", "commit", "step", "idle") + ("gather",) * layout.sharded
     gap = (RANDOM_ITERATIONS - 20) // RANDOM_KILLS
     kills = tuple(
         Fault(

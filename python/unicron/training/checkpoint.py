@@ -34,6 +34,8 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
 from unicron.training import checkpoint_parts as parts
+from unicron.training.memory import inner_optimizers
+from unicron.training.sharded_step import is_sharded
 
 LATEST = "latest_checkpointed_iteration.txt"
 CHECKPOINT_VERSION = 3.0  # of Megatron-LM's state dict: what its own loader asks for
@@ -41,6 +43,8 @@ COMPLETE = "metadata.json"  # written last inside a checkpoint
 POLL_S = 0.02
 PARTS_TIMEOUT_S = 600.0
 QUEUED_MAX = 2
+#: Of a distributed optimizer: each rank writes its own shard and no collective is made; it loads at any dp.
+SHARDED_METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
 _NAME = re.compile(r"iter_(\d{7,})")
 
 logger = logging.getLogger(__name__)
@@ -248,7 +252,8 @@ def state_dict(
     """Megatron-LM's own arrangement: model, optimizer, opt_param_scheduler; sharded."""
     state: dict[str, Any] = {"model": bare(model).sharded_state_dict(prefix="")}
     if optimizer is not None:
-        state["optimizer"] = optimizer.sharded_state_dict(state["model"], is_loading=is_loading)
+        options = {"metadata": SHARDED_METADATA} if is_sharded(optimizer) else {}
+        state["optimizer"] = optimizer.sharded_state_dict(state["model"], is_loading=is_loading, **options)
     if scheduler is not None and not is_loading:
         state["opt_param_scheduler"] = scheduler.state_dict()
     return state
@@ -272,6 +277,7 @@ def load(
 
     Makes no collective. Returns {"iteration": int, "extra": dict}."""
     path = resolve(path)
+    before = {} if optimizer is None else _states(optimizer)
     wanted = state_dict(model, optimizer, is_loading=True)
     loaded = dist_checkpointing.load(
         wanted,
@@ -281,23 +287,28 @@ def load(
     )
     bare(model).load_state_dict(loaded["model"], strict=False)
     if optimizer is not None:
-        _load_optimizer(optimizer, loaded["optimizer"])
+        optimizer.load_state_dict(loaded["optimizer"])
+        _move_back(optimizer, before)
     if scheduler is not None and "opt_param_scheduler" in loaded:
         scheduler.load_state_dict(loaded["opt_param_scheduler"])
     return {"iteration": int(loaded["iteration"]), "extra": loaded.get("unicron", {})}
 
 
-def _load_optimizer(optimizer: Any, loaded: dict[str, Any]) -> None:
+def _states(optimizer: Any) -> dict[torch.Tensor, tuple[Any, dict[str, Any]]]:
+    """parameter -> (its optimizer, its state's tensors by name)."""
+    inners = inner_optimizers(optimizer)
+    return {param: (inner, dict(state)) for inner in inners for param, state in inner.state.items()}
+
+
+@torch.no_grad()
+def _move_back(optimizer: Any, before: dict[torch.Tensor, tuple[Any, dict[str, Any]]]) -> None:
     """torch's load_state_dict puts new tensors in the place of the old: move the values back.
 
     The old tensors may lie in an arena, and views of them elsewhere must go on seeing them."""
-    inner = getattr(optimizer, "optimizer", optimizer)
-    before = {param: dict(state) for param, state in inner.state.items()}
-    optimizer.load_state_dict(loaded)
-    for param, old in before.items():
+    for param, (inner, old) in before.items():
         new = inner.state[param]
         for name, tensor in old.items():
-            if isinstance(tensor, torch.Tensor) and name in new:
+            if isinstance(tensor, torch.Tensor) and name in new and new[name] is not tensor:
                 value = new[name]
                 tensor.copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value))
         inner.state[param] = {**new, **old} if set(new) - set(old) else old
