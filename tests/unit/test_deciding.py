@@ -268,3 +268,17 @@ def test_many_changes_are_told_briefly() -> None:
     cluster.run("a", 80, layout=Layout(dp=80, num_micro_batches=80))
     trigger = cluster.machine.state.allocation.trigger
     assert trigger.endswith("and 35 changes more") and len(trigger) < 200
+
+
+@pytest.mark.parametrize(("failures", "grows"), [(0, True), (10_000_000, False)])
+def test_a_move_must_earn_more_than_it_costs(failures: int, grows: bool) -> None:
+    """Where the next failure is seconds away, free slots stay free: growing costs more than it earns until then."""
+    cluster = Cluster(nodes=2)
+    cluster.run("a", 4, throughput={n: 1e12 * n for n in (1, 2, 3, 4)})
+    cluster.run("b", 2, replicas_min=2)
+    assert cluster.widths() == {"a": 2, "b": 2}
+    cluster.machine.state.num_failures = failures
+    cluster.machine.state.slot_ms = 1e9 if failures else 0.0
+    cluster.ask(on.CancelRequested("c", "b"))
+    assert cluster.widths() == {"a": 4 if grows else 2}
+    assert cluster.placed() == cluster.widths()
