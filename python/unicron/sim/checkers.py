@@ -154,7 +154,8 @@ class Checkers:
             self._started(entry)
 
     def _started(self, entry: WorkersStarted) -> None:
-        """The slots of those who are to hold roles, and of those who still do."""
+        """No slot twice: processes that hold or are to hold a role, and those told to end whose slot is given on. (One
+        that is replaced in place dies beside its heir.)"""
         state = self.world.coordinator.machine.state
         alive = {w.name for h in self.world.hosts.values() for w in h.workers.values() if w.alive}
         holders = [
@@ -164,10 +165,10 @@ class Checkers:
             if worker.node == entry.node
             and worker.purpose in (Purpose.MEMBER, Purpose.JOINER)
             and (worker.name in alive or worker.phase is WorkerPhase.STARTED)
+            and not (worker.phase is WorkerPhase.ENDING and task.placement.get(worker.rank) == worker.node)
         ]
-        ending = {w.name for t in state.tasks.values() for w in t.workers.values() if w.phase is WorkerPhase.ENDING}
         slots = state.nodes[entry.node].slots
-        if len([name for name in holders if name not in ending]) > slots:
+        if len(holders) > slots:
             self.world.violate(f"{holders} on the {slots} slots of {entry.node}")
 
     def _decided(self, allocation: Allocation) -> None:

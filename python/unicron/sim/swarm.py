@@ -62,6 +62,16 @@ def schedule_wishes(world: Cluster) -> None:
         world.scheduler.at(at_ms, _wish(world, kind, f"wish{number}", random.Random(rng.random())))
 
 
+def _kill(world: Cluster, name: str, rng: random.Random) -> None:
+    members = [worker for worker in world.members() if worker.task == name]
+    if members:
+        worker = rng.choice(members)
+        world.count("fault:kill")
+        world.log("fault", f"kill {worker.name} (rank {worker.rank}), which is to leave")
+        worker.faults.append("kill")
+        worker.die("signaled", 9)
+
+
 def _wish(world: Cluster, kind: str, request: str, rng: random.Random) -> Callable[[], None]:
     def ask() -> None:
         world.count(f"wish:{kind}")
@@ -70,6 +80,8 @@ def _wish(world: Cluster, kind: str, request: str, rng: random.Random) -> Callab
         world.log("person", f"{kind} {node if 'drain' in kind else task}")
         if kind == "suspend":
             world.coordinator.feed(SuspendRequested(request, task))
+            if rng.random() < 0.5:  # a failure while it saves and holds: that is where iterations could be lost
+                world.scheduler.after(rng.uniform(0.0, 200.0), lambda: _kill(world, task, rng))
         elif kind == "resume":
             world.coordinator.feed(ResumeRequested(request, task))
         elif kind == "cancel":

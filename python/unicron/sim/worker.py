@@ -14,7 +14,7 @@ from unicron.agent.events import Pulse
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
-from unicron.healing.record import CommitResult, Record
+from unicron.healing.record import CommitResult, Record, hold_vote
 from unicron.messages import (
     ArenaRequest,
     CollectiveFailed,
@@ -437,13 +437,14 @@ class SimWorker:
         assert self.machine is not None and self.machine.plan is not None
         epoch = self.machine.plan.epoch
 
-        def committed(results: dict[Rank, tuple[int, int, bool]]) -> None:
+        def committed(results: dict[Rank, tuple[int, int, float]]) -> None:
             if {result[:2] for result in results.values()} != {(epoch, iteration)}:
                 self.world.violate(f"{self.name}: commit of {results}")
-            hold = float(sum(told for _, _, told in results.values()))
+            hold = sum(vote for _, _, vote in results.values())
             self.run(on.CommitDone(CommitResult(iteration, 1.0, 1.0, 0.0, 1.0, hold)))
 
-        mine = (epoch, iteration, self.is_told_to_hold)
+        vote = hold_vote(told=self.is_told_to_hold, may_hold=self.machine.may_hold)
+        mine = (epoch, iteration, vote)
         self._within(self.everybody, ("commit", iteration), mine, committed)
 
     def _confirmed(self, results: dict[Rank, CommitResult | None]) -> None:
@@ -479,7 +480,7 @@ class SimWorker:
             self._say_healed(iteration)
         every = self.world.options.of(self.task).checkpoint_every
         assert self.machine is not None and self.machine.plan is not None
-        if action.commit.hold and not action.healed and self._is_current():
+        if action.commit.hold > 0 and not action.healed and self._is_current():
             self._hold(iteration + 1)
             return
         if every and (iteration + 1) % every == 0 and self.rank == min(self.machine.plan.ranks):

@@ -21,7 +21,7 @@ from unicron.faults.perform import perform
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
-from unicron.healing.record import CommitResult, decode_record, encode_record
+from unicron.healing.record import CommitResult, decode_record, encode_record, hold_vote
 from unicron.messages import TEXT_CHARS_MAX, CollectiveFailed, StateLost
 from unicron.runtime.store_client import StoreClient, StoreError
 from unicron.training import account, compute, step
@@ -197,7 +197,7 @@ class Engine:
         vector = torch.tensor(
             [1.0, float(plan.epoch), float(scalars[0]) if speaks else 0.0,
              sumsq if speaks and finite else 0.0, 0.0 if finite else 1.0, float(scalars[1]) if speaks else 0.0,
-             1.0 if self.link.told_to_hold else 0.0],
+             hold_vote(told=self.link.told_to_hold, may_hold=self.machine.may_hold)],
             dtype=torch.float64,
         )  # fmt: skip
         if len(plan.ranks) > 1:

@@ -245,7 +245,7 @@ class Session:
         assert isinstance(end, do.EndIteration)
         commit = end.commit
         # A commit of a recovery holds nobody: not everybody may have it from the same all-reduce.
-        self._holds = bool(commit.hold) and not end.healed
+        self._holds = commit.hold > 0 and not end.healed
         if end.healed:
             engine.account.healed(iteration)
             engine.groups.release_retired()
