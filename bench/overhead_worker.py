@@ -83,11 +83,13 @@ def managed_parts(session: Any) -> dict[str, float]:
             segment.copy_(staged)
 
     others = 4  # tie, commit, step, idle
-    advances = session.layout.num_micro_batches // session.layout.dp + len(gradients.segments) + others
+    own = session.layout.num_micro_batches // session.layout.dp
+    advances = own + len(gradients.segments) + others
     return {
         "staging": cpu_ms_each(staging),
         "commit": cpu_ms_each(lambda: dist.all_reduce(vector, group=groups.world)),
         "pulse": advances * cpu_ms_each(lambda: pulse.advance(int(Stage.IDLE), 0, -1)),
+        "random numbers": own * cpu_ms_each(lambda: engine.computation.randomness.begin(0, 0)),
         "ledger": 8 * cpu_ms_each(lambda: engine.ledger.write(engine.machine.record)),
     }
 

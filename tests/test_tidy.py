@@ -35,6 +35,7 @@ PYTHON_LAYERS = {
     "coordinator": {*_PURE, "planner"},  # its decisions: pure functions too
     "agent": _PURE,
     "healing": _PURE,
+    "diagnosis": {"types"},
     "planner": {*_PURE, "_core"},  # of the core its arithmetic: pure functions of their arguments
     "performance": {*_PURE, "planner"},
     "sim": {*_PURE, "coordinator", "agent", "healing", "planner", "performance"},
@@ -46,7 +47,7 @@ PYTHON_LAYERS = {
 UNBOUND_PARTS = {"__init__", "cli"}  # may import everything
 
 # A pure machine decides from its arguments: no clock, no chance, no world.
-PURE_PARTS = {"coordinator", "agent", "healing", "planner"}
+PURE_PARTS = {"coordinator", "agent", "healing", "planner", "diagnosis"}
 WORLDLY_MODULES = {
     "asyncio", "logging", "multiprocessing", "os", "secrets", "select", "selectors", "shutil", "signal",
     "socket", "sqlite3", "subprocess", "tempfile", "threading", "time", "zmq",

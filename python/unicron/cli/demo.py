@@ -22,6 +22,12 @@ def main(
     iterations: Annotated[int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)] = 32,
     layout: Annotated[str, typer.Option(help="tp,pp,dp")] = "1,1,4",
     optimizer: Annotated[str, typer.Option(help=" | ".join(OPTIMIZERS))] = "plain",
+    overlap: Annotated[bool, typer.Option("--overlap", help="The script asks for overlapped communication.")] = False,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Parameters in bf16, main parameters in fp32.")] = False,
+    sequence_parallel: Annotated[
+        bool, typer.Option("--sequence-parallel", help="Where tp > 1.")
+    ] = False,
+    dropout: Annotated[float, typer.Option(help="Of the model.", min=0.0, max=0.9)] = 0.0,
     recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",
     exact: Annotated[bool, typer.Option("--exact", help="Not in this version.")] = False,
     seed: Annotated[int, typer.Option(help="Of random-kills.")] = 0,
@@ -53,6 +59,10 @@ def main(
         Path(report),
         measure_unmanaged=unmanaged,
         keep=keep,
+        overlap=overlap,
+        bf16=bf16,
+        sequence_parallel=sequence_parallel,
+        dropout=dropout,
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from unicron.cli.common import Json, Problem, print_json
@@ -32,6 +33,7 @@ def main(
     log_dir: Annotated[str, typer.Option("--log-dir", "--log_dir")] = "unicron-logs",
     tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline-parallel size.")] = 1,
+    optimizer: Annotated[str, typer.Option(help="plain, or distributed: what the script builds.")] = "plain",
     micro_batches: Annotated[int, typer.Option(help="Of one iteration, for the whole task; default 4 a replica.")] = 0,
     micro_batch: Annotated[int, typer.Option(help="Samples in one.")] = 1,
     checkpoint_dir: Annotated[str, typer.Option()] = "",
@@ -62,7 +64,10 @@ def main(
         raise Problem(f"no script {script[0]}", 2)
     slots = _slots(nproc_per_node)
     is_managed = seems_managed(command) if managed is None else managed
+    if optimizer not in ("plain", "distributed"):
+        raise Problem(f"--optimizer {optimizer}: say plain or distributed", 2)
     layout = world_layout(agents * slots, tp, pp, micro_batch, micro_batches)
+    layout = msgspec.structs.replace(layout, sharded=optimizer == "distributed")
     warm = understudies if understudies >= 0 else int(is_managed)
     job = Job(
         name=name or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(script[0]).stem).lstrip("_.-") or "script",

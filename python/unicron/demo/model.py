@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from unicron.training import megatron_cpu
+from unicron.training.norm import with_marked_norms
 from unicron.types import Layout
 
 NUM_LAYERS = 4
@@ -33,16 +36,31 @@ LEARNING_RATE = 3e-3
 WARMUP_ITERATIONS = 5
 CLIP_GRAD = 1.0
 MODEL_SEED = 1234
+OVERLAP_BUCKET = 40_000  # parameters in a bucket: several of them
 
 
-def build(layout: Layout) -> tuple[Any, Any, Any]:
+@dataclass(frozen=True)
+class Variant:
+    """What else a script may choose. The command line has the same names."""
+
+    overlap: bool = False  # communication hidden behind computation, in many buckets
+    bf16: bool = False  # parameters, with main parameters and gradients in fp32
+    sequence_parallel: bool = False  # where tp > 1
+    dropout: float = 0.0
+
+
+VARIANTS = tuple(field.name for field in fields(Variant))
+
+
+def build(layout: Layout, variant: Variant = Variant()) -> tuple[Any, Any, Any]:
     """(DDP model, Megatron optimizer, scheduler) of this rank. parallel_state must stand."""
     tensor_parallel.model_parallel_cuda_manual_seed(MODEL_SEED)
-    config = transformer_config(layout)
+    config = transformer_config(layout, variant)
     torch.manual_seed(MODEL_SEED)
+    spec = get_gpt_layer_local_spec()
     model = GPTModel(
         config,
-        get_gpt_layer_local_spec(),
+        with_marked_norms(spec, config) if config.sequence_parallel else spec,
         vocab_size=VOCABULARY,
         max_sequence_length=SEQ_LENGTH,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -50,12 +68,22 @@ def build(layout: Layout) -> tuple[Any, Any, Any]:
         share_embeddings_and_output_weights=True,
         position_embedding_type="learned_absolute",
     )
-    ddp = DistributedDataParallelConfig(overlap_grad_reduce=False, use_distributed_optimizer=layout.sharded)
+    gathers_early = variant.overlap and layout.sharded
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=variant.overlap,
+        overlap_param_gather=gathers_early,
+        bucket_size=OVERLAP_BUCKET if variant.overlap else None,
+        use_distributed_optimizer=layout.sharded,
+    )
+    if variant.bf16:
+        model = Float16Module(config, model)
     model = DistributedDataParallel(config, ddp, model)
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD,
-            use_distributed_optimizer=layout.sharded,
+            use_distributed_optimizer=layout.sharded, overlap_param_gather=gathers_early,
+            bf16=variant.bf16, params_dtype=config.params_dtype,
         ),
         [model],
         use_gloo_process_groups=False,
@@ -63,18 +91,21 @@ def build(layout: Layout) -> tuple[Any, Any, Any]:
     return model, optimizer, build_scheduler(optimizer, layout)
 
 
-def transformer_config(layout: Layout) -> TransformerConfig:
+def transformer_config(layout: Layout, variant: Variant = Variant()) -> TransformerConfig:
     # A pipeline of gloo sends needs to know its dtype; the summed loss makes width irrelevant.
+    dtype = torch.bfloat16 if variant.bf16 else torch.float32
     return TransformerConfig(
         num_layers=NUM_LAYERS,
         hidden_size=HIDDEN,
         num_attention_heads=NUM_HEADS,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
-        pipeline_dtype=torch.float32,
-        params_dtype=torch.float32,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        bf16=variant.bf16,
+        sequence_parallel=variant.sequence_parallel and layout.tp > 1,
+        attention_dropout=variant.dropout,
+        hidden_dropout=variant.dropout,
         calculate_per_token_loss=True,
         **megatron_cpu.CONFIG,
     )

@@ -44,7 +44,8 @@ def main() -> None:
                 DATA_SEED,
             )
         )
-        model, optimizer, scheduler = demo.build(layout)
+        chosen = {name: getattr(options, name) for name in demo.VARIANTS}
+        model, optimizer, scheduler = demo.build(layout, demo.Variant(**chosen))
         recorder = Recorder(
             options.results, session.rank, options.gradients, magnitudes=options.magnitudes
         )
@@ -83,6 +84,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, required=True, help="folder of this run")
     parser.add_argument("--gradients", type=numbers, default=(), help="iterations, e.g. 10,11,12")
     parser.add_argument("--magnitudes", action="store_true", help="also sum of |g_m| (reference)")
+    parser.add_argument("--overlap", action="store_true", help="ask Megatron to hide communication")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--sequence-parallel", action="store_true")
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--poison", type=numbers, default=(), help="rank,iteration,micro-batch")
     unmanaged = parser.add_argument_group("without unicron (under it the task says them)")
     unmanaged.add_argument("--tp", type=int, default=1)

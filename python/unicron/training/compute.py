@@ -7,12 +7,14 @@ forward_step is wrapped to record the loss, because forward_data_store is local 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from unicron.training.randomness import Randomness
 from unicron.types import Layout
 
 ForwardStep = Callable[[Iterator[Any], Any], tuple[Any, Any]]
@@ -46,6 +48,7 @@ class Computation:
         self._schedule = get_forward_backward_func
         self.extra_metrics: list[Any] = []
         self.forward_done: Callable[[int], None] = lambda micro_batch: None
+        self.randomness: Randomness | None = None  # None: as the script's generators go
         self._fetched: list[int] = []
 
     def _finalize(self, model: list[Any], num_tokens: Any = None, **kwargs: Any) -> None:
@@ -68,18 +71,23 @@ class Computation:
                 self._fetched.append(micro_batch)
                 yield dataset(iteration, micro_batch)
 
-        self.extra_metrics = self._schedule()(
-            forward_step_func=self._recording(forward_step),
-            data_iterator=batches(),
-            model=[self.model],
-            num_microbatches=len(micro_batches),
-            seq_length=self._sequence_length(dataset),
-            micro_batch_size=self.layout.micro_batch,
-            forward_only=False,
-        )
+        with contextlib.nullcontext() if self.randomness is None else self.randomness.kept():
+            self.extra_metrics = self._schedule()(
+                forward_step_func=self._recording(forward_step, iteration, iter(micro_batches)),
+                data_iterator=batches(),
+                model=[self.model],
+                num_microbatches=len(micro_batches),
+                seq_length=self._sequence_length(dataset),
+                micro_batch_size=self.layout.micro_batch,
+                forward_only=False,
+            )
 
-    def _recording(self, forward_step: ForwardStep) -> ForwardStep:
+    def _recording(self, forward_step: ForwardStep, iteration: int, order: Iterator[int]) -> ForwardStep:
+        """order: the schedule's forwards come in the order of the micro-batches, also where a stage fetches none."""
+
         def wrapped(data_iterator: Iterator[Any], model: Any) -> tuple[Any, Any]:
+            if self.randomness is not None:
+                self.randomness.begin(iteration, next(order))
             output, loss_func = forward_step(data_iterator, model)
             self.forward_done(self._fetched[-1] if self._fetched else -1)
 

@@ -30,6 +30,7 @@ from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory, even_optimizer_steps
+from unicron.training.randomness import Randomness
 from unicron.training.store import RendezvousStore
 from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
@@ -66,6 +67,7 @@ class Engine:
         self.gradients = Gradients(model, memory)
         self.ledger = Ledger(memory.fd)
         self.computation = compute.Computation(model, layout, memory.scalars)
+        self.computation.randomness = Randomness(rank, layout)
         self.computation.forward_done = lambda m: self._maybe_fault(FaultPoint.FORWARD, m)
         self.stepper = step.Stepper(optimizer, scheduler, layout, self.gradients)
         self.machine = HealingMachine(rank, layout, len(self.gradients.segments))

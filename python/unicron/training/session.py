@@ -29,6 +29,7 @@ from unicron.training.engine import Engine, Left
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory, force_optimizer_state
+from unicron.training.overlap import take_over
 from unicron.training.roles import RoleChanged
 from unicron.training.sharded_step import is_sharded, undo_bytes
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
@@ -132,6 +133,7 @@ class Session:
         if self._engine is not None:
             raise NotManaged("manage() was called twice")
         model = single_chunk(model)
+        take_over(model, optimizer)
         staging = gradients.staging_bytes(model)
         memory = StateMemory(model, optimizer, staging, self._undo_bytes(optimizer))
         groups = Groups(self.rank, self.layout, self._link.monitor, self._link.pulse)

@@ -1,0 +1,116 @@
+"""What the key-value store, the rendezvous and gloo say. Nearly all of it is an echo: the store's host, or a peer,
+went away or came late, and everybody else says so.
+"""
+
+from __future__ import annotations
+
+from unicron.diagnosis.words import Category, Family, Rule, Scope, Strength
+from unicron.types import Severity
+
+C10D = "torch/csrc/distributed/c10d/socket.cpp"
+STORE = "torch/csrc/distributed/c10d/TCPStore.cpp"
+ELASTIC = "torch/distributed/elastic/rendezvous"
+GLOO = "gloo/transport/tcp/pair.cc"
+
+RULES = (
+    Rule(
+        "store.no-ipv6",
+        r"(?i)errno: 97\b|address family not supported|hostname of the client socket cannot be retrieved",
+        Severity.INFO, Scope.PROCESS, Category.OTHER_NETWORK, Strength.NOISE,
+        "a warning: tried IPv6 or a reverse look-up in vain, and goes on without", C10D,
+        "[W socket.cpp:401] [c10d] The server socket cannot be initialized on [::]:29500 (errno: 97 - Address "
+        "family ...).",
+
+        is_final=True,
+    ),
+    Rule(
+        "store.unique-id",
+        r"retrieving ncclUniqueId from \[(?P<peer>\d{1,7})\]|Timeout waiting for key|wait timeout after \d+ ?ms|"
+        r"store->get\(.{0,80}got error|ncclUniqueId|"
+        r"(?i:socket timeout)|(?:store|TCPStore|PrefixStore).{0,60}(?i:time.?out)",
+        Severity.SEV3, Scope.PROCESS, Category.OTHER_NETWORK, Strength.ECHO,
+        "waits for a key that another rank has not set: that rank is late or dead",
+        "ProcessGroupNCCL.cpp, TCPStore.cpp",
+        "[3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by "
+        "key '0'",
+    ),
+    Rule(
+        "store.port-forbidden",
+        r"(?i)failed to (?:bind|listen).{0,80}(?:errno: 13|permission denied)",
+        Severity.FATAL, Scope.JOB, Category.OTHER_SOFTWARE, Strength.CAUSE,
+        "a port below 1024 is not ours to take: configuration", C10D,
+        "The server socket has failed to bind to [::]:80 (errno: 13 - Permission denied).",
+    ),
+    Rule(
+        "store.address-wrong",
+        r"(?i)failed to (?:bind|listen).{0,80}(?:errno: 99|cannot assign)|Cannot assign requested address",
+        Severity.FATAL, Scope.JOB, Category.OTHER_SOFTWARE, Strength.CAUSE,
+        "the master's address does not belong to this host: configuration", C10D,
+        "The server socket has failed to bind to 10.0.0.9:29500 (errno: 99 - Cannot assign requested address).",
+    ),
+    Rule(
+        "store.port-taken",
+        r"(?i)address already in use|EADDRINUSE|failed to (?:bind|listen)",
+        Severity.SEV2, Scope.PROCESS, Category.OTHER_SOFTWARE, Strength.CAUSE,
+        "the port is taken, often by a process of the last start that has not ended yet", C10D,
+        "The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
+    ),
+    Rule(
+        "store.name-unknown",
+        r"(?i)name or service not known|temporary failure in name resolution|could not resolve host|getaddrinfo|"
+        r"nodename nor servname|hostname .{0,60}(?:could not|cannot) be (?:resolved|retrieved)|no address associated|"
+        r"gai error|UnknownHost",
+        Severity.SEV3, Scope.PROCESS, Category.OTHER_NETWORK, Strength.WITNESS,
+        "a name could not be resolved: the resolver of this node, or a wrong name", C10D,
+        "The IPv4 network addresses of (node-1, 29500) cannot be retrieved (gai error: -2 - Name or service not "
+        "known).",
+    ),
+    Rule(
+        "store.client-timeout",
+        r"(?i)client socket has (?:timed out|failed to connect)|timed out after \d+s while trying to connect|"
+        r"failed to connect to .{0,120}(?:errno|refused|timed? ?out)|socket (?:has )?timed out|DistNetworkError|"
+        r"(?:errno: (?:110|111|113)|\[Errno (?:110|111|113)\])|ConnectionRefusedError|connection refused|"
+        r"no route to host|"
+        r"ConnectionTimeout|connection timed out|network is unreachable|NewConnectionError|ConnectTimeout",
+        Severity.SEV3, Scope.PROCESS, Category.CONN_REFUSED_RESET, Strength.ECHO,
+        "the store's host does not answer (yet)", C10D,
+        "The client socket has timed out after 60s while trying to connect to (10.0.0.1, 29500).",
+    ),
+    Rule(
+        "store.rendezvous-timeout",
+        r"RendezvousTimeoutError|RendezvousClosedError|(?i:rendezvous.{0,60}(?:timed out|timeout|closed|failed|"
+        r"error))|"
+        r"DistStoreError|(?i:Timed out waiting for clients)|(?i:store timeout|waiting for clients)|"
+        r"RendezvousGracefulExitError|RendezvousStateError|(?i:etcd.{0,80}(?:error|exception|timed out|refused))",
+        Severity.SEV3, Scope.PROCESS, Category.OTHER_NETWORK, Strength.ECHO,
+        "not all nodes came to the rendezvous in time", ELASTIC,
+        "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+    ),
+    Rule(
+        "store.connection-lost",
+        r"(?i)RendezvousConnectionError|connection to the C10d store has failed|"
+        r"(?:recvValue|sendBytes|recvBytes|recvVector|sendValue|TCPStore).{0,80}(?:fail|broken|closed|error|lost)|"
+        r"failed to recv, got 0 bytes|connection was likely closed|store (?:server|daemon) .{0,40}(?:shut|"
+        r"exited|gone)|"
+        r"Connection (?:reset|closed) by peer|broken pipe|BrokenPipeError|ConnectionResetError|"
+        r"ConnectionAbortedError|"
+        r"connection (?:was )?reset|ECONNRESET|(?-i:EPIPE)|connection aborted|RemoteDisconnected|"
+        r"socket (?:was )?closed|"
+        r"closed by remote|EOFError|unexpected EOF|ConnectionError\b",
+        Severity.SEV3, Scope.PROCESS, Category.CONN_REFUSED_RESET, Strength.ECHO,
+        "the other end's process ended, or its connection did", f"{STORE}, {GLOO}",
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
+        "[10.0.0.4]:1042",
+    ),
+    Rule(
+        "store.gloo",
+        r"(?i)gloo.{0,200}(?:timed out|timeout|connect|failed|error|ReadError|WriteError|IoException)|"
+        r"Timed out waiting \d+ ?ms for (?:recv|send)",
+        Severity.SEV3, Scope.PROCESS, Category.OTHER_NETWORK, Strength.ECHO,
+        "gloo waited for a peer in vain", GLOO,
+        "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv "
+        "operation",
+    ),
+)  # fmt: skip
+
+FAMILY = Family("store-rdzv", RULES)
