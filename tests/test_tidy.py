@@ -33,7 +33,7 @@ PYTHON_LAYERS = {
     "_core": set(),
     "types": set(),
     "messages": {"types"},
-    "coordinator": _PURE,
+    "coordinator": {*_PURE, "planner"},  # its decisions: pure functions too
     "agent": _PURE,
     "healing": _PURE,
     "diagnosis": {"types"},

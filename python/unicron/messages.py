@@ -113,6 +113,8 @@ class Saved(_Message, frozen=True):
     rank: Rank
     iteration: int
     path: str
+    epoch: int = 0  # in which it was saved
+    final: bool = False  # everybody holds at this iteration (SaveAndHold): nobody has trained on in this epoch
 
 
 class Finished(_Message, frozen=True):
@@ -362,6 +364,14 @@ class StopTask(_Message, frozen=True):
     reason: str
 
 
+class SaveAndHold(_Message, frozen=True):
+    """The task gives up its slots: after an iteration that all members agree on they save and wait. They are ended when
+    the checkpoint is complete, or go on in a newer epoch."""
+
+    task: str
+    reason: str
+
+
 class FinishUnderstudies(_Message, frozen=True):
     """The task is done: waiting workers leave with exit code 0."""
 
@@ -401,7 +411,7 @@ AnyMessage = (
     | ArenaRequest | WorkerWelcome | ArenaGrant | Fork | Forked | ChildStatus | WorkerStatus | AgentHello
     | AgentHeartbeat | WorkerUp | WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerExited
     | FromWorker | TaskSpec | AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask
-    | FinishUnderstudies | ArmFault | Request | Reply
+    | FinishUnderstudies | SaveAndHold | ArmFault | Request | Reply
 )  # fmt: skip
 
 

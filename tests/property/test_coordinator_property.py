@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from machines import TASK, Coordinator, running
 from unicron.coordinator import events as on
 from unicron.coordinator.actions import SendAgent, WriteJournal
+from unicron.coordinator.job import Job
 from unicron.coordinator.journal import EpochDecided
-from unicron.coordinator.placement import place_replicas
+from unicron.coordinator.placement import place_replica
 from unicron.coordinator.transitions import TERMINAL
-from unicron.messages import PublishEpoch
+from unicron.messages import PublishEpoch, Saved
 from unicron.sim.checkers import facts
 from unicron.types import Layout
 
@@ -47,6 +48,11 @@ EVENTS = st.one_of(
     st.tuples(st.just("fire"), st.integers(0, 7)),
     st.tuples(st.just("restart")),
     st.tuples(st.just("cancel")),
+    st.tuples(st.just("suspend")),
+    st.tuples(st.just("resume")),
+    st.tuples(st.just("drain"), st.sampled_from(NODES), st.booleans()),
+    st.tuples(st.just("final"), st.sampled_from(WORKERS), st.integers(1, 9)),
+    st.tuples(st.just("submit"), st.integers(0, 2), st.integers(0, 2)),
 )
 
 
@@ -87,6 +93,20 @@ def apply(driver: Coordinator, event: tuple[object, ...]) -> None:
                 driver.all_healed()
         case "cancel":
             driver.feed(on.CancelRequested("c", TASK))
+        case "suspend":
+            driver.feed(on.SuspendRequested("s", TASK))
+        case "resume":
+            driver.feed(on.ResumeRequested("s", TASK))
+        case "drain":
+            driver.feed(on.DrainRequested("d", str(rest[0]), bool(rest[1])))
+        case "final":
+            name, epoch = str(rest[0]), driver.task.epoch
+            said = Saved(name, driver.rank_of(name), int(str(rest[1])), "ckpt/x", epoch, final=True)
+            driver.says(said)
+        case "submit":
+            layout, numbers = Layout(dp=2, num_micro_batches=2), [int(str(number)) for number in rest]
+            job = Job("other", ("x",), layout, priority=numbers[0], replicas_min=numbers[1])
+            driver.feed(on.TaskSubmitted("r", job))
         case _:
             getattr(driver, str(verb))(*rest)
 
@@ -133,7 +153,7 @@ def test_placement_keeps_a_replica_together_where_it_fits(tp: int, pp: int, dp: 
     layout = Layout(tp=tp, pp=pp, dp=dp)
     free = {f"n{i}": count for i, count in enumerate(slots)}
     left = dict(free)
-    placed = place_replicas(layout, tuple(range(dp)), left)
+    placed = {rank: node for r in range(dp) for rank, node in (place_replica(layout, r, left) or {}).items()}
     used = {node: list(placed.values()).count(node) for node in free}
     assert all(0 <= used[node] <= free[node] and left[node] == free[node] - used[node] for node in free)
     whole = [r for r in range(dp) if all(rank in placed for rank in layout.replica_ranks(r))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ command: [python, train.py]
 weight: 1.0
 priority: 0
 workers: {min: 2, max: 16, unit: 2}
-model: {layers: 24, hidden: 2048}
+model: {layers: 24, hidden: 2048, heads: 16, seq: 2048, vocab: 51200}
 global_batch: 16
 layout: {tp: 2, dp: 2, micro_batch: 2}
 throughput: measured
@@ -45,12 +46,34 @@ def test_a_job(tmp_path: Path) -> None:
     [
         ("wieght: 2", "unknown field wieght; did you mean weight?"),
         ("checkpoint: {evry: 2}", "unknown field checkpoint.evry; did you mean every?"),
-        ("weight: 2", "weight cannot be chosen"),
+        ("weight: -1", "weight is -1.0: give a number of 0 or more"),
+        ("weight: .nan", "weight is nan: give a number of 0 or more"),
+        ("weight: .inf", "weight is inf"),
+        ("priority: high", "Expected `int`, got `str` - at `priority`"),
+        ("workers: {min: 2, max: 1}", "workers.max 1 is below workers.min 2"),
+        ("workers: {min: 1}", "workers.min 1 is no multiple of a replica's 2 workers"),
+        ("workers: {min: 2, unit: 3}", "workers.unit 3 is no multiple of a replica's 2 workers"),
+        ("workers: {mni: 2}", "unknown field workers.mni; did you mean min?"),
+        ("throughput: {2: 1.0e+12}", "throughput has no value for 4 workers"),
+        ("throughput: {2: 1.0e+12, 4: .nan}", "throughput at 4 workers is nan"),
+        ("throughput: {2: 1.0e+12, 4: -1}", "throughput at 4 workers is -1"),
+        ("throughput: {2: 1.0e+12, 4: 2.0e+12, 6: 1.0}", "throughput names 6 workers"),
+        ("throughput: model", "throughput: model needs the cluster's GPU type"),
+        ("throughput: guess", "Invalid enum value 'guess'"),
+        ("model: {layers: 24}", "missing required field `hidden` - at `model`"),
+        ("model: {layers: 24, hidden: 2048, heads: 15, seq: 8, vocab: 8}", "not divisible by its 15 heads"),
+        ("timeouts: {save_s: 3}", "timeouts cannot be chosen"),
+        ("timeouts: {svae_s: 3}", "unknown field timeouts.svae_s; did you mean save_s?"),
+        ("recovery: fastest", "recovery cannot be chosen"),
+        ("recovery: slow", "Invalid enum value 'slow'"),
+        ("restart: {grace_s: 3}", "restart.grace_s cannot be chosen"),
+        ("checkpoint: {every: 3}", "checkpoint.every without checkpoint.dir"),
+        ("name: a/b", "name 'a/b'"),
         ("exact: true", "exact cannot be chosen"),
         ("backup: {every: 2}", "use checkpoint"),
         ("global_batch: 15", "no multiple"),
-        ("workers: {min: 8}", "outside 8"),
-        ("layouts: [{tp: 1}, {tp: 2}]", "give one layout"),
+        ("workers: {min: 8, max: 16}", "outside 8"),
+        ("layouts: [{tp: 1}, {tp: 2}]", "give layout or layouts, not both"),
         ("name: 3", "Expected `str`, got `int` - at `name`"),
         ("[", "is not YAML"),
     ],
@@ -64,6 +87,54 @@ def test_a_job_that_cannot_be(tmp_path: Path, change: str, text: str) -> None:
         load_job(path)
     assert text in str(caught.value) and str(path) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+WIDE = """
+name: gpt
+command: [python, train.py]
+model: {layers: 24, hidden: 2048, heads: 16, seq: 2048, vocab: 51200}
+global_batch: 256
+workers: {min: 2, max: 16, unit: 2}
+"""
+
+
+def load(tmp_path: Path, text: str, gpu: str = "") -> dict[str, Any]:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    return load_job(path, gpu)
+
+
+def test_widths_of_a_job(tmp_path: Path) -> None:
+    job = load(tmp_path, WIDE)
+    assert (job["layout"]["tp"], job["layout"]["dp"], job["replicas_min"], job["replicas_unit"]) == (1, 16, 2, 2)
+    assert (job["throughput"], job["measured"]) == ({}, True) and job["iteration_flop"] > 1e15
+    listed = load(tmp_path, WIDE + "layouts: [{tp: 2, dp: 1}, {tp: 2, dp: 3}, {tp: 2, dp: 5}]\n")
+    assert (listed["layout"]["dp"], listed["replicas_min"], listed["replicas_unit"]) == (5, 1, 2)
+    for layouts, text in (
+        ("[{tp: 1, dp: 4}, {tp: 2, dp: 2}]", "layouts differ in tp"),
+        ("[{dp: 2}, {dp: 3}, {dp: 6}]", "not evenly spaced"),
+        ("[{tp: 1}, {tp: 1}]", "several need dp"),
+        ("[{dp: 20}, {dp: 30}]", "no layout of the list has 2 to 16 workers"),
+        ("best", "Invalid enum value .best."),
+    ):
+        with pytest.raises(FileProblem, match=text):
+            load(tmp_path, f"{WIDE}layouts: {layouts}\n")
+
+
+@pytest.mark.timeout(240)  # the model is compiled
+def test_a_cluster_with_gpus_gives_the_model_its_say(tmp_path: Path) -> None:
+    job = load(tmp_path, WIDE, "H100-80GB")
+    size = job["layout"]["tp"] * job["layout"]["pp"]
+    assert 2 % size == 0 and job["measured"]
+    slots = sorted(job["throughput"])
+    assert slots[0] == 2 and slots[-1] == 16 and job["throughput"][16] > 4 * job["throughput"][2]
+    assert not load(tmp_path, WIDE + "throughput: model\n", "H100-80GB")["measured"]
+    large = WIDE.replace("layers: 24, hidden: 2048, heads: 16", "layers: 96, hidden: 12288, heads: 96")
+    for layouts in ("auto", "[{tp: 2}]"):
+        with pytest.raises(FileProblem, match=r"it fits no layout: .* GiB a slot, H100-80GB has 80"):
+            load(tmp_path, f"{large}layouts: {layouts}\n", "H100-80GB")
+    with pytest.raises(FileProblem, match="unknown GPU type"):
+        load(tmp_path, WIDE, "H1000")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

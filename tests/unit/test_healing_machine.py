@@ -10,7 +10,7 @@ from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.dealing import assigned, deal
 from unicron.healing.machine import HealingMachine
-from unicron.healing.record import CommitResult, Record
+from unicron.healing.record import CommitResult, Record, hold_vote
 from unicron.healing.resolve import resolve_replica, resolve_world
 from unicron.sim.plants import machine_for
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
@@ -200,3 +200,18 @@ def test_nobody_computes_while_a_member_lacks_its_state() -> None:
     assert action == do.Settle(ok=False, reason=action.reason)
     (action,) = machines[0].step(on.Settled(ok=False))
     assert isinstance(action, do.AwaitPlan)
+
+
+def test_nobody_votes_to_hold_where_control_does_not_return_everywhere() -> None:
+    """Found by the simulator: after a checkpoint was loaded an heir held, while a survivor did iterations again inside
+    one train_step and waited for it."""
+    machine = HealingMachine(0, LAYOUT, 2)
+    assert machine.may_hold and hold_vote(told=True, may_hold=True) == 1.0
+    machine.loop_iteration = 9
+    machine.record = Record(0, 7, Stage.COMMIT)
+    assert not machine.may_hold
+    machine.record = Record(0, 9, Stage.COMMIT)
+    assert machine.may_hold
+    machine.healing = True
+    assert not machine.may_hold
+    assert 4 * hold_vote(told=True, may_hold=True) + hold_vote(told=True, may_hold=False) < 0

@@ -12,6 +12,7 @@ from unicron.messages import (
     Fork,
     FromWorker,
     PublishEpoch,
+    SaveAndHold,
     StopTask,
     WorkerContinued,
     WorkerExited,
@@ -34,7 +35,7 @@ ToCoordinator = (
     | WorkerExited
     | FromWorker
 )
-ToWorker = PublishEpoch | FinishUnderstudies | StopTask
+ToWorker = PublishEpoch | FinishUnderstudies | StopTask | SaveAndHold
 
 
 @dataclass(frozen=True, slots=True)

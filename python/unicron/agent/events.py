@@ -18,6 +18,7 @@ from unicron.messages import (
     FinishUnderstudies,
     Healed,
     PublishEpoch,
+    SaveAndHold,
     Saved,
     StartWorkers,
     StateLost,
@@ -27,7 +28,9 @@ from unicron.messages import (
 )
 from unicron.types import Stage
 
-CoordinatorSays = AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault
+CoordinatorSays = (
+    AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault | SaveAndHold
+)  # fmt: skip
 WorkerSays = WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
 
 

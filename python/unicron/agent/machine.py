@@ -40,6 +40,7 @@ from unicron.messages import (
     EndWorker,
     FinishUnderstudies,
     PublishEpoch,
+    SaveAndHold,
     StartWorkers,
     StopTask,
 )
@@ -153,6 +154,10 @@ class AgentMachine:
                 self._on_stop(step, message)
             case FinishUnderstudies():
                 self._on_finish(step, message)
+            case SaveAndHold():
+                for worker in self.state.of_task(message.task):
+                    if worker.can_hear and not worker.waiting:
+                        step.actions.append(SendWorker(worker.name, message, worker.epoch, (), message.reason))
             case ArmFault():
                 self._on_arm(step, message)
             case _:

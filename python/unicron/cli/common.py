@@ -92,6 +92,11 @@ def print_table(rows: Iterable[dict[str, Any]], columns: Sequence[str], empty: s
         print(empty)
 
 
+def cost_words(cost: dict[str, float]) -> str:
+    """C_recovery in GPU-seconds, part by part."""
+    return ", ".join(f"{name.removesuffix('_gpu_s').replace('_', '-')} {value:.1f}" for name, value in cost.items())
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return "-"

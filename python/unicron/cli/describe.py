@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, print_json, print_table
+from unicron.cli.common import Coordinator, Json, Keys, cost_words, print_json, print_table
 
 COLUMNS = ("rank", "worker", "node", "purpose", "phase", "stage", "iteration", "pid")
 
@@ -32,6 +32,15 @@ def main(
     print(f"command: {' '.join(view['command'])}")
     sizes = ", ".join(f"{name} {layout[name]}" for name in ("tp", "pp", "dp"))
     print(f"layout: {sizes}, replicas {view['replicas']}")
+    allocation = view["allocation"]
+    print(f"slots: {view['slots']} now, {view['target']} decided; {view['why']}")
+    print(f"priority {view['priority']}, weight {view['weight']:g}; {allocation['trigger']}: {allocation['reason']}")
+    earned = ", ".join(f"{slots} slots {flops:.3g} FLOP/s" for slots, flops in view["throughput"].items())
+    print(f"T(t, x): {earned}")
+    spent = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in view["spent_s"].items())
+    ettr = "-" if view["ettr"] is None else f"{view['ettr']:.4f}"
+    print(f"ETTR {ettr}; {spent}")
+    print(f"recovery cost in GPU-seconds: {cost_words(view['cost'])}")
     if view["cause"]:
         print(f"cause: {view['cause']}")
     workers = sorted(view["workers"], key=lambda w: (not w["is_member"], w["rank"]))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, print_json, print_table
+from unicron.cli.common import Coordinator, Json, Keys, cost_words, print_json, print_table
 
 COLUMNS = (
     "id",
@@ -20,6 +20,7 @@ COLUMNS = (
     "decide_ms",
     "resume_ms",
     "lost_ms",
+    "cost_gpu_s",
     "cause",
 )
 
@@ -49,12 +50,15 @@ def main(
 def row_of(incident: dict[str, Any]) -> dict[str, Any]:
     root = incident["root"]
     place = root["node"] if root["rank"] < 0 else f"{root['node']} rank {root['rank']}"
-    return {**incident, "root": place, "outcome": incident["outcome"] or "open"}
+    cost = incident["cost"]["total_gpu_s"]
+    return {**incident, "root": place, "outcome": incident["outcome"] or "open", "cost_gpu_s": cost}
 
 
 def show(incident: dict[str, Any]) -> None:
     for name, value in row_of(incident).items():
-        if name not in ("timeline", "text") and value not in ("", None):
+        if name == "cost":
+            value = cost_words(value)
+        if name not in ("timeline", "text", "cost_gpu_s") and value not in ("", None):
             print(f"{name.replace('_', ' '):>26}  {value}")
     if incident["text"]:
         print(f"{'text':>26}  {incident['text']}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unicron.cli.common import Coordinator, Json, Keys, print_json, print_table
 
-COLUMNS = ("node", "phase", "slots", "understudies", "workers", "incarnation", "store")
+COLUMNS = ("node", "phase", "drained", "slots", "used", "tasks", "understudies", "workers", "incarnation", "store")
 
 
 def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False) -> None:
@@ -18,4 +18,5 @@ def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False) -> 
     if json:
         print_json({"nodes": nodes})
     else:
-        print_table(nodes, COLUMNS, "no agent has said hello yet")
+        rows = ({**n, "tasks": [f"{task}:{count}" for task, count in n["tasks"].items()]} for n in nodes)
+        print_table(rows, COLUMNS, "no agent has said hello yet")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from unicron.cli.common import Coordinator, Json, Keys, print_json, print_table
 
-COLUMNS = ("task", "phase", "iteration", "epoch", "replicas", "restarts", "incidents", "cause")
+COLUMNS = ("task", "phase", "priority", "weight", "slots", "target", "iteration", "epoch", "incidents", "ettr", "why")
 
 
 def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False) -> None:
@@ -18,4 +20,9 @@ def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False) -> 
     if json:
         print_json({"tasks": tasks})
     else:
-        print_table(tasks, COLUMNS, "no tasks")
+        print_table(map(row_of, tasks), COLUMNS, "no tasks")
+
+
+def row_of(task: dict[str, Any]) -> dict[str, Any]:
+    ettr = "-" if task["ettr"] is None else f"{task['ettr']:.3f}"
+    return {**task, "ettr": ettr, "why": task["cause"] or task["leaving"] or task["why"]}

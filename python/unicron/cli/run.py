@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -69,7 +70,7 @@ def main(
     layout = msgspec.structs.replace(layout, sharded=optimizer == "distributed")
     warm = understudies if understudies >= 0 else int(is_managed)
     job = Job(
-        name=name or Path(script[0]).stem,
+        name=name or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(script[0]).stem).lstrip("_.-") or "script",
         command=command,
         layout=layout,
         cwd=os.getcwd(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,9 +23,13 @@ def main(
     from unicron.runtime.client import from_environment
     from unicron.runtime.job_file import load_job
 
-    wish = load_job(job)
-    result = from_environment(coordinator, keys).ask("submit", job=wish)
+    load_job(job)  # what is wrong with the file is said without a coordinator, too
+    client = from_environment(coordinator, keys)
+    wish = load_job(job, gpu=str(client.ask("ping").get("gpu", "")))
+    result = client.ask("submit", job=wish)
+    name = result["task"]
+    row: dict[str, Any] = next((row for row in client.ask("ps") if row["task"] == name), {})
     if json:
-        print_json({"task": wish["name"], "result": result})
+        print_json({"task": name, "result": result, "slots": row.get("target", 0), "why": row.get("why", "")})
     else:
-        print(f"{wish['name']} is admitted: unicron describe {wish['name']}")
+        print(f"{name} is admitted ({row.get('why', '')}): unicron describe {name}")

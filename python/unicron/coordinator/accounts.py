@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from unicron.coordinator.accounting import note_transition
 from unicron.coordinator.journal import CheckpointSaved, HealingClosed
+from unicron.coordinator.leaving import is_last_word
+from unicron.coordinator.starting import wait_for_slots
 from unicron.coordinator.state import TaskState
 from unicron.coordinator.step import Step
 from unicron.coordinator.symptoms import member_speaks, speaker
@@ -19,6 +22,11 @@ _FARTHEST = (  # of several sources the farthest is the incident's
     StateSource.BUDDY,
     StateSource.CHECKPOINT,
 )
+
+
+TRANSITION_OF = {
+    PlanKind.SHRINK: "shrink", PlanKind.GROW: "grow", PlanKind.REPLACE: "restart", PlanKind.RESTORE: "start",
+}  # fmt: skip
 
 
 def on_healed(step: Step, task: TaskState, body: Healed) -> None:
@@ -40,6 +48,11 @@ def on_saved(step: Step, task: TaskState, body: Saved) -> None:
     """Sent when the checkpoint is complete for everybody: the newest one is what RESTORE loads."""
     if speaker(step, task, body.worker) is None:
         return
+    if body.final and is_last_word(task, body.epoch):
+        if task.checkpoint is None or body.iteration >= task.checkpoint[0]:
+            step.write(CheckpointSaved(task.name, body.iteration, body.path), "everybody saved and holds")
+            wait_for_slots(step, task, f"{task.leaving} (saved at iteration {body.iteration})")
+        return
     if task.checkpoint is not None and body.iteration <= task.checkpoint[0]:
         step.refuse("stale_checkpoint", f"iteration {body.iteration}, have {task.checkpoint[0]}")
         return
@@ -55,14 +68,19 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
         if not incident.epoch:
             continue
         resized = incident.kind is PlanKind.SHRINK
+        missing = max(incident.slots - len(task.placement), 0) if resized else 0
         step.change_incident(
             incident,
             reason,
             outcome=Outcome.RESIZED if resized else Outcome.HEALED,
+            missing_slots=missing,
             resume_ms=(incident.detect_ms or 0.0) + step.now_ms - incident.opened_ms,
             iterations_lost=max(incident.iterations_lost, lost),
             **accounts,
         )
+    kind = TRANSITION_OF.get(task.plan.kind) if task.plan else None
+    if kind is not None:
+        note_transition(step, task, kind)
     task.move("healed")
     if not task.awaiting:  # else somebody may be anywhere: the next plan wounds everybody
         step.write(HealingClosed(task.name, task.epoch), reason)

@@ -17,11 +17,14 @@ from unicron.messages import (
     FinishUnderstudies,
     PublishEpoch,
     Reply,
+    SaveAndHold,
     StartWorkers,
     StopTask,
 )
 
-ToAgent = AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault
+ToAgent = (
+    AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault | SaveAndHold
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import msgspec
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clock: str = ""  # whose monotonic clock the times are of
+    gpu: str = ""  # type of the cluster's slots; "": no GPUs
     # nodes
     reconnect_grace_ms: float = 250.0  # between two probes of a node whose connection ended
     silence_ms: float = 2_000.0  # no heartbeat: suspicion, probe
@@ -35,6 +36,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     # a new understudy's imports must not slow the healing down
     understudy_delay_ms: float = 2_000.0
     finish_ms_max: float = 30_000.0  # from the last Finished, or a stop, to the last exit
+    leave_ms_max: float = 120_000.0  # from the order to save to the complete checkpoint
+    tables_delay_ms: float = 100.0  # after a decision, before the next one's plans are made
     # queues
     plans_kept_max: int = 64  # per task: what explains a late report
     incidents_kept_max: int = 1_000

@@ -86,6 +86,25 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendRequested:
+    request_id: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    request_id: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    request_id: str
+    node: str
+    drained: bool  # False: undrain
+
+
+@dataclass(frozen=True, slots=True)
 class FaultRequested:
     request_id: str
     task: str
@@ -105,5 +124,8 @@ Event = (
     | TimerFired
     | TaskSubmitted
     | CancelRequested
+    | SuspendRequested
+    | ResumeRequested
+    | DrainRequested
     | FaultRequested
 )

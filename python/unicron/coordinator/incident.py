@@ -45,6 +45,9 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: int = 0  # the plan that answers it; 0: not decided yet
     kind: PlanKind | None = None
     outcome: Outcome | None = None  # None: open
+    slots: int = 0  # that the task held when it failed
+    missing_slots: int = 0  # of them, those it went on without
+    healthy_ms: float | None = None  # when their node was back and the task as wide as was decided
     part_of: str = ""  # a worker's death that turned out to be its node's
     timeline: tuple[tuple[float, str], ...] = ()
 

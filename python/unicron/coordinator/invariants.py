@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.state import State, TaskState
 from unicron.coordinator.transitions import TERMINAL, NodePhase, TaskPhase
@@ -18,10 +20,35 @@ def check(state: State, config: CoordinatorConfig) -> None:
             node = state.nodes[worker.node]
             assert node.phase is not NodePhase.LOST, f"{name} lives on lost node {node.name}"
         _check_task(state, task)
+    _check_slots(state)
     for timer in state.timers:
         kind, _, subject = timer.partition("/")
         if kind in ("end", "stop", "exception", "stall"):
             assert subject in owners, f"timer {timer} of no live worker"
+
+
+def _check_slots(state: State) -> None:
+    """No slot has two roles, and what was decided fits."""
+    for held in (placed_slots(state), target_slots(state)):
+        for node, count in held.items():
+            slots = state.nodes[node].slots
+            assert count <= slots, f"{count} roles on the {slots} slots of {node}"
+
+
+def placed_slots(state: State) -> Counter[str]:
+    return Counter(
+        node
+        for task in state.tasks.values()
+        if not task.is_over
+        for node in task.placement.values()
+        if state.nodes[node].phase is not NodePhase.LOST
+    )
+
+
+def target_slots(state: State) -> Counter[str]:
+    roles = state.allocation.targets.values()
+    known = state.allocation.nodes
+    return Counter(node for target in roles for node in target.values() if state.nodes[node].slots >= known[node])
 
 
 def _check_task(state: State, task: TaskState) -> None:
@@ -54,6 +81,9 @@ def _check_waits(state: State, task: TaskState) -> None:
         assert f"join/{name}" in state.timers, f"{name} starts without a bound"
     elif phase in (TaskPhase.FINISHING, TaskPhase.STOPPING):
         assert f"finish/{name}" in state.timers, f"{name} ends without a bound"
+    elif phase in (TaskPhase.WAITING, TaskPhase.SUSPENDED):
+        assert not task.placement, f"{name} is {phase.value} and has roles"
+        assert task.is_held == (phase is TaskPhase.SUSPENDED)
     elif phase in TERMINAL:
         assert not any(t.endswith(f"/{name}") for t in state.timers)
     elif phase is TaskPhase.RECOVERING and not task.is_restarting:
@@ -65,6 +95,7 @@ def _check_waits(state: State, task: TaskState) -> None:
             or any(f"end/{w}" in state.timers for w in task.workers)
         )
         assert bounded, f"{name} recovers without a bound"
+    assert not task.leaving or task.is_over or f"leave/{name}" in state.timers or not state.is_started
     for node in state.nodes.values():
         if node.phase in (NodePhase.SUSPECT, NodePhase.AWAITED) and state.is_started:
             assert f"verdict/{node.name}" in state.timers, f"{node.name} is judged by nobody"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
+from unicron.planner.cluster import NAME
 from unicron.types import Layout
 
 
@@ -22,6 +25,14 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint_every: int = 0  # 0: never
     restart_max: int = 10  # workers (managed) or whole restarts (unmanaged)
     fatal_exit_codes: tuple[int, ...] = ()
+    # what the planner needs
+    weight: float = 1.0  # w(t) of its FLOP/s
+    priority: int = 0  # order of admission, higher first
+    replicas_min: int = 0  # T_necessary(t); 0: all of the layout to begin with, and then whatever survives
+    replicas_unit: int = 1  # its widths lie so many replicas apart
+    throughput: dict[int, float] = {}  # T(t, x): slots -> FLOP/s, as stated or modelled; {}: nothing is known
+    measured: bool = True  # what it shows while it runs replaces that
+    iteration_flop: float = 0.0  # FLOP of one iteration: makes FLOP/s of its speed; 0: only ratios of speeds count
 
 
 def refusal_of(job: Job) -> str:
@@ -33,8 +44,8 @@ def refusal_of(job: Job) -> str:
             return f"layout: {name} is {size}, must be at least 1"
     if layout.cp != 1 or layout.ep != 1:
         return f"layout: cp {layout.cp} and ep {layout.ep} must be 1"
-    if not job.name:
-        return "name is empty"
+    if not NAME.fullmatch(job.name):
+        return f"name {job.name!r}: letters, digits, '_', '.' and '-' only, at most 128"
     if not job.command:
         return "command is empty"
     if job.managed and layout.num_micro_batches < layout.dp:
@@ -46,4 +57,28 @@ def refusal_of(job: Job) -> str:
         return "understudies, restart_max and stopped_grace_ms must not be negative"
     if job.stall_factor <= 1.0:
         return f"stall_factor is {job.stall_factor}, must be above 1"
+    return _planning_refusal(job)
+
+
+def _planning_refusal(job: Job) -> str:
+    layout = job.layout
+    if not math.isfinite(job.weight) or job.weight < 0:
+        return f"weight {job.weight} must be a number of 0 or more"
+    if not math.isfinite(job.iteration_flop) or job.iteration_flop < 0:
+        return f"iteration_flop {job.iteration_flop} must be a number of 0 or more"
+    if not 0 <= job.replicas_min <= layout.dp:
+        return f"replicas_min {job.replicas_min} is outside 0 to dp {layout.dp}"
+    if job.replicas_unit < 1 or (job.replicas_min and (layout.dp - job.replicas_min) % job.replicas_unit):
+        return f"replicas_unit {job.replicas_unit} does not lead from {job.replicas_min} to dp {layout.dp}"
+    for slots, flops in job.throughput.items():
+        if not math.isfinite(flops) or flops < 0:
+            return f"throughput at {slots} slots is {flops}; give FLOP/s of 0 or more"
+    if job.throughput:
+        least = job.replicas_min or 1
+        wanted = {r * layout.replica_size for r in range(least, layout.dp + 1)}
+        needed = {r * layout.replica_size for r in range(least, layout.dp + 1, job.replicas_unit)}
+        if holes := sorted(needed - job.throughput.keys()):
+            return f"throughput has no value for {holes[:5]} slots, which its workers allow"
+        if strange := sorted(job.throughput.keys() - wanted):
+            return f"throughput names {strange[:5]} slots, which its workers do not allow"
     return ""

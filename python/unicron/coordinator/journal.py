@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import msgspec
 
+from unicron.coordinator.allocation import Allocation
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.job import Job
 from unicron.types import EpochPlan, Rank
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
 
 
 class _Entry(msgspec.Struct, frozen=True, tag_field="entry", tag=True, forbid_unknown_fields=True):
@@ -43,10 +44,55 @@ class NodeDeclaredLost(_Entry, frozen=True):
     evidence: str
 
 
+class NodeDrained(_Entry, frozen=True):
+    """A person wants the node empty (or, `drained` false, in use again)."""
+
+    node: str
+    drained: bool
+    reason: str
+
+
 class TaskAdmitted(_Entry, frozen=True):
+    """Its job was taken in; what it gets is decided apart, by AllocationDecided."""
+
     task: str
     job: Job
-    placement: dict[Rank, str]
+
+
+class AllocationDecided(_Entry, frozen=True):
+    """What every task shall hold from now on, with the facts that it was decided from."""
+
+    allocation: Allocation
+
+
+class TaskHeld(_Entry, frozen=True):
+    """A person wants it suspended (or, `held` false, to go on)."""
+
+    task: str
+    held: bool
+    reason: str
+
+
+class TaskLeaves(_Entry, frozen=True):
+    """It was told to save and to leave its slots."""
+
+    task: str
+    reason: str
+
+
+class TaskStays(_Entry, frozen=True):
+    """It was told to leave and could not save: it keeps its slots, and is not asked again to make room."""
+
+    task: str
+    reason: str
+
+
+class ThroughputMeasured(_Entry, frozen=True):
+    """Seconds of one iteration at this number of replicas."""
+
+    task: str
+    replicas: int
+    iteration_s: float
 
 
 class WorkersStarted(_Entry, frozen=True):
@@ -78,6 +124,8 @@ class TaskRestarted(_Entry, frozen=True):
 
 
 class TaskSuspended(_Entry, frozen=True):
+    """All its workers end and it holds nothing, until it gets slots again."""
+
     task: str
     reason: str
 
@@ -93,6 +141,23 @@ class CheckpointSaved(_Entry, frozen=True):
     task: str
     iteration: int
     path: str
+
+
+class TransitionMeasured(_Entry, frozen=True):
+    """From the decision until the task trained again. kind: start | stop | shrink | grow | restart."""
+
+    kind: str
+    seconds: float
+
+
+class Accounted(_Entry, frozen=True):
+    """From now on the task spends its time in this way (accounting.py)."""
+
+    task: str
+    at_ms: float
+    kind: str  # queued | waiting | starting | running | recovering | suspended | over
+    slots: int
+    waf: float  # FLOP/s, weighted
 
 
 class IncidentRecorded(_Entry, frozen=True):
@@ -111,7 +176,15 @@ Entry = (
     TermBegan
     | NodeJoined
     | NodeDeclaredLost
+    | NodeDrained
     | TaskAdmitted
+    | AllocationDecided
+    | TaskHeld
+    | TaskLeaves
+    | TaskStays
+    | ThroughputMeasured
+    | TransitionMeasured
+    | Accounted
     | WorkersStarted
     | RolesPlaced
     | EpochDecided

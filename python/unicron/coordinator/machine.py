@@ -10,6 +10,7 @@ sends went out does not matter: agents say in their hello what they have.
 from __future__ import annotations
 
 from unicron.coordinator import nodes, requests, symptoms, workers
+from unicron.coordinator.accounting import note_accounts
 from unicron.coordinator.accounts import on_healed, on_saved
 from unicron.coordinator.actions import Action
 from unicron.coordinator.config import CoordinatorConfig
@@ -18,10 +19,13 @@ from unicron.coordinator.events import (
     AgentMessage,
     AgentProbed,
     CancelRequested,
+    DrainRequested,
     Event,
     FaultRequested,
     Replayed,
+    ResumeRequested,
     Started,
+    SuspendRequested,
     TaskSubmitted,
     TimerFired,
 )
@@ -55,7 +59,7 @@ from unicron.messages import (
 class CoordinatorMachine:
     def __init__(self, config: CoordinatorConfig | None = None, seed: int = 0) -> None:
         self.config = config or CoordinatorConfig()
-        self.state = State()
+        self.state = State(gpu=self.config.gpu)
         self._seed = seed
         self._now_ms = float("-inf")
 
@@ -69,6 +73,7 @@ class CoordinatorMachine:
         step = Step(self.state, self.config, self._seed, now_ms)
         self._dispatch(step, event)
         settle_all(step)
+        note_accounts(step)
         trim(self.state, self.config.incidents_kept_max, self.config.plans_kept_max)
         self.invariants()
         return tuple(step.actions)
@@ -105,6 +110,12 @@ class CoordinatorMachine:
                 requests.on_submitted(step, event.request_id, event.job)
             case CancelRequested():
                 requests.on_cancel(step, event.request_id, event.task)
+            case SuspendRequested():
+                requests.on_suspend(step, event.request_id, event.task)
+            case ResumeRequested():
+                requests.on_resume(step, event.request_id, event.task)
+            case DrainRequested():
+                requests.on_drain(step, event.request_id, event.node, event.drained)
             case FaultRequested():
                 requests.on_fault(step, event)
             case _:

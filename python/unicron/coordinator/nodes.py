@@ -7,13 +7,14 @@ signal); or it has been silent for a long bound while others wait for a plan tha
 
 from __future__ import annotations
 
+from unicron.coordinator.accounting import note_speed
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import NodeDeclaredLost, NodeJoined
 from unicron.coordinator.state import NodeState, TaskState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.coordinator.workers import forget_worker, is_member, note_status
-from unicron.messages import AgentHeartbeat, AgentHello, AgentWelcome, EndWorker, PublishEpoch
+from unicron.messages import AgentHeartbeat, AgentHello, AgentWelcome, EndWorker, PublishEpoch, SaveAndHold
 from unicron.types import Method, Severity
 
 
@@ -39,6 +40,7 @@ def on_hello(step: Step, name: str, hello: AgentHello) -> None:
     step.set_timer("silence", name, step.config.silence_ms, "heartbeats are due")
     step.send(name, AgentWelcome(step.state.term), "hello")
     _reconcile(step, name, hello)
+    step.has_freed = True
     for task in step.state.tasks.values():
         if is_new:
             task.joins.clear()
@@ -93,8 +95,12 @@ def _catch_up(step: Step, task: TaskState, name: str, hello: AgentHello) -> None
         step.refuse("epoch_unknown", f"{name} knows epoch {plan.epoch} of {task.name}")
         task.epoch_floor = max(task.epoch_floor, plan.epoch)
     behind = plan is None or plan.epoch < task.epoch
-    if behind and task.plan is not None and not task.is_over and name in task.nodes():
+    if task.plan is None or task.is_over or name not in task.nodes():
+        return
+    if behind:
         step.send(name, PublishEpoch(task.plan), f"{name} missed epoch {task.epoch}")
+    if task.leaving:
+        step.send(name, SaveAndHold(task.name, task.leaving), task.leaving)
 
 
 def on_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
@@ -112,6 +118,8 @@ def on_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
         task_of = step.state.tasks.get(status.task)
         if task_of is not None and status.worker in task_of.workers:
             note_status(step, task_of, status)
+    for name in sorted({status.task for status in message.workers} & step.state.tasks.keys()):
+        note_speed(step, step.state.tasks[name])
 
 
 def suspect_node(step: Step, node: NodeState, trigger: str, reason: str) -> None:
@@ -184,7 +192,7 @@ def _is_waiting(task: TaskState, node: str) -> bool:
     if node not in task.nodes():
         return False
     return task.phase in (
-        TaskPhase.STARTING, TaskPhase.RECOVERING, TaskPhase.HEALING, TaskPhase.SUSPENDED,
+        TaskPhase.STARTING, TaskPhase.RECOVERING, TaskPhase.HEALING, TaskPhase.WAITING, TaskPhase.SUSPENDED,
         TaskPhase.FINISHING, TaskPhase.STOPPING,
     )  # fmt: skip
 

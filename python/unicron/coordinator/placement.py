@@ -1,8 +1,7 @@
 """Which node each role of a replica goes to: a replica stays in one node where it fits (MECHANICS 1.11).
 
 Otherwise losing one node could take the same pipeline stage of every replica, hence the last holder of a state.
-First fit over the nodes in their order; the planner will choose better ones later, this one is the rule it must
-keep.
+First fit over the slots it is given, in node order. Which slots those are the planner says (deciding.py).
 """
 
 from __future__ import annotations
@@ -13,23 +12,24 @@ from unicron.types import Layout, Rank
 
 
 def free_slots(state: State) -> dict[str, int]:
-    """Slots without a role, on the nodes that are up, in node order."""
-    free = {n.name: n.slots for n in state.nodes.values() if n.phase is NodePhase.UP}
+    """Slots that nobody holds or is about to leave, on the nodes that are up and not drained, in node order."""
+    free = {n.name: n.slots for n in state.nodes.values() if n.phase is NodePhase.UP and not n.is_drained}
     for task in state.tasks.values():
-        if task.phase in TERMINAL:
-            continue
-        for node in _roles(task).values():
+        for node in () if task.phase in TERMINAL else held_slots(task):
             if node in free:
                 free[node] -= 1
     return dict(sorted(free.items(), key=lambda item: node_order(item[0])))
 
 
-def _roles(task: TaskState) -> dict[Rank, str]:
-    roles = dict(task.placement)
-    for worker in task.workers.values():
-        if worker.purpose is Purpose.JOINER:
-            roles[worker.rank] = worker.node
-    return roles
+def held_slots(task: TaskState) -> list[str]:
+    """The node of every slot it has: its roles' (a lost role keeps its slot), and those of processes that get ready
+    for a role or whose end is ordered and not seen yet."""
+    others = [
+        w.node
+        for w in task.workers.values()
+        if w.purpose in (Purpose.MEMBER, Purpose.JOINER) and task.placement.get(w.rank) != w.node
+    ]
+    return [*task.placement.values(), *others]
 
 
 def place_replica(layout: Layout, replica: int, free: dict[str, int]) -> dict[Rank, str] | None:
@@ -46,12 +46,4 @@ def place_replica(layout: Layout, replica: int, free: dict[str, int]) -> dict[Ra
         node = next(n for n, count in free.items() if count > 0)
         free[node] -= 1
         placed[rank] = node
-    return placed
-
-
-def place_replicas(layout: Layout, replicas: tuple[int, ...], free: dict[str, int]) -> dict[Rank, str]:
-    """As many of these replicas as fit."""
-    placed: dict[Rank, str] = {}
-    for replica in replicas:
-        placed.update(place_replica(layout, replica, free) or {})
     return placed

@@ -10,7 +10,7 @@ from unicron.coordinator.journal import EpochDecided
 from unicron.coordinator.state import TaskState, node_order
 from unicron.coordinator.step import Step
 from unicron.coordinator.workers import end_worker
-from unicron.messages import PublishEpoch
+from unicron.messages import PublishEpoch, SaveAndHold
 from unicron.types import EpochPlan, Member, PlanKind, Rank
 
 
@@ -42,6 +42,8 @@ def publish(step: Step, task: TaskState, decision: Decision) -> None:
         )
     for node in task.nodes():
         step.send(node, PublishEpoch(plan), decision.reason)
+        if task.leaving:  # who held goes on in the new epoch, and a new worker has not heard it
+            step.send(node, SaveAndHold(task.name, task.leaving), task.leaving)
     _after(step, task, plan)
 
 
@@ -90,6 +92,7 @@ def _after(step: Step, task: TaskState, plan: EpochPlan) -> None:
         task.awaiting = set()
         return
     task.move("planned")
+    task.decided_ms = step.now_ms
     task.awaiting = set(plan.ranks)
     task.heal_iteration = task.iteration
     step.set_timer("heal", task.name, step.config.heal_ms_max, "every member must give its account")

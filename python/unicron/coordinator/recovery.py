@@ -13,8 +13,8 @@ from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, 
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.lifecycle import finish_task, stop_task
 from unicron.coordinator.plans import Decision, end_leavers, publish
-from unicron.coordinator.starting import restart_all, suspend
-from unicron.coordinator.state import Purpose, TaskState, WorkerState
+from unicron.coordinator.starting import restart_all, wait_for_slots
+from unicron.coordinator.state import NodeState, Purpose, TaskState, WorkerState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
 from unicron.coordinator.workers import detected_ms, end_worker, incident_of, start_workers
@@ -71,7 +71,8 @@ def _refills(step: Step, task: TaskState) -> Refills:
     layout = task.job.layout
     for rank in sorted(task.lost):
         node = step.state.nodes[task.placement[rank]]
-        if node.phase is NodePhase.LOST or task.refills.get(rank, 0) > task.job.restart_max:
+        is_gone = node.phase is NodePhase.LOST or _has_shrunk(step, node)
+        if is_gone or task.refills.get(rank, 0) > task.job.restart_max:
             refills.leaving.add(layout.replica_of(rank))
     for rank in sorted(task.lost):
         if layout.replica_of(rank) in refills.leaving:
@@ -94,6 +95,14 @@ def _refills(step: Step, task: TaskState) -> Refills:
                 task.refills[rank] = task.refills.get(rank, 0) + 1
                 refills.to_start.append((task.placement[rank], rank, Purpose.REFILL))
     return refills
+
+
+def _has_shrunk(step: Step, node: NodeState) -> bool:
+    """Its agent came back with fewer slots than there are roles on it."""
+    roles = sum(
+        home == node.name for task in step.state.tasks.values() if not task.is_over for home in task.placement.values()
+    )
+    return roles > node.slots
 
 
 def _best(workers: list[WorkerState], rank: Rank) -> WorkerState | None:
@@ -121,10 +130,11 @@ def _decide(step: Step, task: TaskState, refills: Refills) -> None:
         if layout.replica_of(m.rank) not in refills.leaving
     }
     if refills.leaving and layout.sharded:
-        suspend(step, task, f"replicas {sorted(refills.leaving)} left with their shards of the optimizer's state")
+        reason = f"replicas {sorted(refills.leaving)} left with their shards of the optimizer's state"
+        wait_for_slots(step, task, reason)
         return
     if not members:
-        suspend(step, task, "no whole or refillable replica is left")
+        wait_for_slots(step, task, "no whole or refillable replica is left")
         return
     if task.state_lost:
         kind = PlanKind.RESTORE

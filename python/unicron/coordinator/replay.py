@@ -5,19 +5,27 @@ from __future__ import annotations
 from functools import singledispatch
 
 from unicron.coordinator.journal import (
+    Accounted,
+    AllocationDecided,
     CheckpointSaved,
     Entry,
     EpochDecided,
     HealingClosed,
     IncidentRecorded,
     NodeDeclaredLost,
+    NodeDrained,
     NodeJoined,
     RolesPlaced,
     TaskAdmitted,
     TaskEnded,
+    TaskHeld,
+    TaskLeaves,
     TaskRestarted,
+    TaskStays,
     TaskSuspended,
     TermBegan,
+    ThroughputMeasured,
+    TransitionMeasured,
     WorkersStarted,
 )
 from unicron.coordinator.state import NodeState, Purpose, State, TaskState, WorkerState
@@ -47,6 +55,7 @@ def _(entry: NodeJoined, state: State) -> None:
         store_key=entry.store_key,
         phase=known.phase if known else NodePhase.AWAITED,
         since_ms=known.since_ms if known else 0.0,
+        is_drained=known.is_drained if known else False,
     )
     if not state.is_started:
         state.nodes[entry.node].phase = NodePhase.AWAITED
@@ -66,8 +75,46 @@ def _(entry: NodeDeclaredLost, state: State) -> None:
 
 
 @apply_entry.register
+def _(entry: NodeDrained, state: State) -> None:
+    state.nodes[entry.node].is_drained = entry.drained
+
+
+@apply_entry.register
 def _(entry: TaskAdmitted, state: State) -> None:
-    state.tasks[entry.task] = TaskState(name=entry.task, job=entry.job, placement=dict(entry.placement))
+    state.tasks[entry.task] = TaskState(name=entry.task, job=entry.job)
+
+
+@apply_entry.register
+def _(entry: AllocationDecided, state: State) -> None:
+    state.allocation = entry.allocation
+
+
+@apply_entry.register
+def _(entry: TaskHeld, state: State) -> None:
+    task = state.tasks[entry.task]
+    task.is_held, task.held_why = entry.held, entry.reason if entry.held else ""
+    if not state.is_started:
+        if entry.held and task.phase is TaskPhase.WAITING:
+            task.phase = TaskPhase.SUSPENDED
+        elif not entry.held and task.phase is TaskPhase.SUSPENDED:
+            task.phase = TaskPhase.WAITING
+
+
+@apply_entry.register
+def _(entry: TaskLeaves, state: State) -> None:
+    state.tasks[entry.task].leaving = entry.reason
+
+
+@apply_entry.register
+def _(entry: TaskStays, state: State) -> None:
+    task = state.tasks[entry.task]
+    task.leaving = ""
+    task.is_pinned = True
+
+
+@apply_entry.register
+def _(entry: ThroughputMeasured, state: State) -> None:
+    state.tasks[entry.task].measured_s[entry.replicas] = entry.iteration_s
 
 
 @apply_entry.register
@@ -78,7 +125,7 @@ def _(entry: WorkersStarted, state: State) -> None:
         task.workers[name] = WorkerState(name, entry.node, incarnation, rank, Purpose(purpose))
         count = state.worker_counts.get(entry.node, 0)
         state.worker_counts[entry.node] = max(count, incarnation + 1)
-    begins = task.is_restarting or task.phase is TaskPhase.SUSPENDED
+    begins = task.is_restarting or task.phase is TaskPhase.WAITING
     if not state.is_started and not task.is_over and begins:
         task.phase = TaskPhase.STARTING
         task.is_restarting = False
@@ -125,9 +172,11 @@ def _(entry: TaskRestarted, state: State) -> None:
 def _(entry: TaskSuspended, state: State) -> None:
     task = state.tasks[entry.task]
     task.is_restarting = False
+    task.leaving = ""
+    task.placement = {}
     _forget_membership(task)
     if not state.is_started:
-        task.phase = TaskPhase.SUSPENDED
+        task.phase = TaskPhase.SUSPENDED if task.is_held else TaskPhase.WAITING
 
 
 @apply_entry.register
@@ -142,7 +191,28 @@ def _(entry: HealingClosed, state: State) -> None:
 def _(entry: CheckpointSaved, state: State) -> None:
     task = state.tasks[entry.task]
     task.checkpoint = (entry.iteration, entry.path)
+    task.is_pinned = False
     task.iteration = max(task.iteration, entry.iteration)
+
+
+@apply_entry.register
+def _(entry: TransitionMeasured, state: State) -> None:
+    count, total_s = state.transitions_s.get(entry.kind, (0, 0.0))
+    state.transitions_s[entry.kind] = (count + 1, total_s + entry.seconds)
+
+
+@apply_entry.register
+def _(entry: Accounted, state: State) -> None:
+    accounts = state.tasks[entry.task].accounts
+    elapsed_ms = max(entry.at_ms - accounts.since_ms, 0.0)
+    if accounts.kind:
+        accounts.spent_ms[accounts.kind] = accounts.spent_ms.get(accounts.kind, 0.0) + elapsed_ms
+        accounts.flop += accounts.waf * elapsed_ms / 1000
+        state.slot_ms += accounts.slots * elapsed_ms
+    accounts.kind, accounts.slots, accounts.waf = entry.kind, entry.slots, entry.waf
+    accounts.since_ms = entry.at_ms
+    history = state.waf_history
+    history.append((entry.at_ms, sum(task.accounts.waf for task in state.tasks.values())))
 
 
 @apply_entry.register
@@ -153,7 +223,15 @@ def _(entry: IncidentRecorded, state: State) -> None:
         state.incident_count += 1
         if task is not None and incident.severity is Severity.SEV2:
             task.restarts += 1
+        if incident.severity in (Severity.SEV1, Severity.SEV2):
+            state.num_failures += 1
+        if incident.severity is Severity.SEV1 and incident.node:
+            state.node_faults[incident.node] = state.node_faults.get(incident.node, 0) + 1
     state.incidents[incident.id] = incident
+    if incident.missing_slots and incident.healthy_ms is None:
+        state.sub_healthy.add(incident.id)
+    else:
+        state.sub_healthy.discard(incident.id)
     if task is not None:
         task.iteration = max(task.iteration, incident.iteration)
 
@@ -185,6 +263,7 @@ def trim(state: State, incidents_max: int, plans_max: int) -> None:
         if oldest is None:
             break
         del state.incidents[oldest]
+        state.sub_healthy.discard(oldest)
     for task in state.tasks.values():
         while len(task.plans) > plans_max:
             task.plans.popleft()

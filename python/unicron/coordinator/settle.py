@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from unicron.coordinator.accounting import settle_health
 from unicron.coordinator.accounts import close_healing
-from unicron.coordinator.growth import settle_growth
+from unicron.coordinator.growth import settle_width
 from unicron.coordinator.lifecycle import finish_task, settle_exits, stop_task
 from unicron.coordinator.nodes import judge
 from unicron.coordinator.recovery import settle_recovery
@@ -11,9 +12,11 @@ from unicron.coordinator.starting import (
     restart_all,
     settle_restarting,
     settle_starting,
-    settle_suspended,
+    settle_waiting,
+    wait_for_slots,
 )
 from unicron.coordinator.state import TaskState
+from unicron.coordinator.steering import settle_allocation, touch_all, why
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import TERMINAL, NodePhase, TaskPhase
 
@@ -21,9 +24,19 @@ ROUNDS_MAX = 64  # a task that touches itself more often in one step is a bug
 
 
 def settle_all(step: Step) -> None:
+    """Wounded tasks first: their survivors wait, and need no word of the planner. Then what the cluster shall look
+    like, then the other tasks; and again, when one's step changed what is there."""
     rounds = 0
-    while step.touched:
-        name = next(iter(step.touched))
+    while True:
+        name = next((name for name in step.touched if step.state.tasks[name].lost), "")
+        if not name:
+            settle_allocation(step)
+            if step.has_freed:
+                step.has_freed = False
+                touch_all(step)
+            name = next(iter(step.touched), "")
+        if not name:
+            break
         del step.touched[name]
         rounds += 1
         assert rounds <= ROUNDS_MAX * max(len(step.state.tasks), 1), f"{name} does not settle"
@@ -37,6 +50,7 @@ def _settle(step: Step, task: TaskState) -> None:
     if task.phase in TERMINAL:
         return
     if task.is_over:
+        settle_health(step, task)
         settle_exits(step, task)
     elif task.restarts > task.job.restart_max:
         last = max(
@@ -48,8 +62,8 @@ def _settle(step: Step, task: TaskState) -> None:
         stop_task(step, task, f"restart.max = {task.job.restart_max} is used up{cause}")
     elif task.is_restarting:
         settle_restarting(step, task)
-    elif task.phase is TaskPhase.SUSPENDED:
-        settle_suspended(step, task)
+    elif task.phase in (TaskPhase.WAITING, TaskPhase.SUSPENDED):
+        settle_waiting(step, task)
     elif _all_finished(task):
         finish_task(step, task, "every worker ended with exit code 0")
     elif task.phase is TaskPhase.STARTING:
@@ -65,7 +79,10 @@ def _all_finished(task: TaskState) -> bool:
 
 
 def _settle_unmanaged(step: Step, task: TaskState) -> None:
-    """A plain torchrun script: the death of any worker ends and restarts them all."""
+    """A plain torchrun script: the death of any worker ends and restarts them all, and so does another allocation."""
+    if step.state.target(task.name) != task.placement:
+        wait_for_slots(step, task, why(step, task))
+        return
     live = {w.rank for w in task.workers.values()}
     if not live | task.finished >= set(task.placement):
         restart_all(step, task, "a worker of an unmanaged script is lost")
@@ -77,4 +94,5 @@ def _settle_managed(step: Step, task: TaskState) -> None:
         return
     if task.phase is TaskPhase.HEALING and not task.awaiting and not task.lost:
         close_healing(step, task, f"every member of epoch {task.epoch} committed the iteration")
-    settle_growth(step, task)
+    settle_width(step, task)
+    settle_health(step, task)

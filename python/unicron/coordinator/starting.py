@@ -1,12 +1,14 @@
-"""Everybody starts: the first time, after a suspension, or after all ended. Then START, or RESTORE."""
+"""Everybody starts: the first time, after a wait for slots, or after all ended. Then START, or RESTORE."""
 
 from __future__ import annotations
 
+from unicron.coordinator.accounting import note_transition
 from unicron.coordinator.journal import RolesPlaced, TaskRestarted, TaskSuspended
-from unicron.coordinator.lifecycle import stop_task
-from unicron.coordinator.placement import free_slots, place_replicas
+from unicron.coordinator.lifecycle import TASK_TIMERS, stop_task
+from unicron.coordinator.placement import free_slots
 from unicron.coordinator.plans import Decision, publish
 from unicron.coordinator.state import Purpose, TaskState, WorkerState
+from unicron.coordinator.steering import why
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
 from unicron.coordinator.workers import end_worker, start_workers
@@ -17,6 +19,7 @@ def start_all(step: Step, task: TaskState, reason: str) -> None:
     wanted = [(node, rank, Purpose.MEMBER) for rank, node in sorted(task.placement.items())]
     wanted += missing_understudies(step, task)
     start_workers(step, task, wanted, reason)
+    task.decided_ms = step.now_ms
     step.set_timer("join", task.name, step.config.join_ms_max, "every member must join")
 
 
@@ -53,12 +56,16 @@ def settle_starting(step: Step, task: TaskState) -> None:
     members = _members(task)
     wanted: list[tuple[str, Rank, Purpose]] = []
     dropped: set[int] = set()
+    target = step.state.target(task.name)
     for rank, name in sorted(task.placement.items()):
         phase = step.state.nodes[name].phase
-        if phase is NodePhase.LOST:
+        if phase is NodePhase.LOST or target.get(rank) != name:
             dropped.add(task.job.layout.replica_of(rank))
         elif rank not in members and rank not in task.finished and phase is NodePhase.UP:
             wanted.append((name, rank, Purpose.MEMBER))
+    if not target:
+        wait_for_slots(step, task, why(step, task))
+        return
     if not task.job.managed and (dropped or wanted):
         restart_all(step, task, "a worker of an unmanaged script is lost")
         return
@@ -95,7 +102,9 @@ def _go(step: Step, task: TaskState, members: dict[Rank, WorkerState]) -> None:
         for incident in step.state.open_incidents(task.name):
             step.change_incident(incident, f"back to {task.checkpoint[1]}", iterations_lost=lost)
     if kind is PlanKind.START:
+        note_transition(step, task, "start")
         close_started(step, task)
+        step.touch(task)  # what it shall hold may have changed while it started
 
 
 def _settle_unmanaged(step: Step, task: TaskState, all_up: bool) -> None:
@@ -116,16 +125,16 @@ def close_started(step: Step, task: TaskState) -> None:
 
 
 def _drop(step: Step, task: TaskState, dropped: set[int]) -> None:
-    """Begin with the replicas whose nodes are there; the others join when they come back."""
+    """Begin with the replicas whose slots are there; the others join when they come back."""
     layout = task.job.layout
     left = {r: n for r, n in task.placement.items() if layout.replica_of(r) not in dropped}
     if layout.sharded:
-        suspend(step, task, f"no node for the shards of replicas {sorted(dropped)}")
+        wait_for_slots(step, task, f"no node for the shards of replicas {sorted(dropped)}")
         return
     if not left:
-        suspend(step, task, "no replica's nodes are left")
+        wait_for_slots(step, task, "no replica's nodes are left")
         return
-    step.write(RolesPlaced(task.name, left), f"replicas {sorted(dropped)} lost a node")
+    step.write(RolesPlaced(task.name, left), f"replicas {sorted(dropped)} lost a node, or their slots")
     for worker in list(task.workers.values()):
         if worker.purpose is Purpose.MEMBER and worker.rank not in left:
             end_worker(step, task, worker, "its replica cannot start")
@@ -158,7 +167,7 @@ def restart_all(step: Step, task: TaskState, reason: str) -> None:
         return
     step.write(TaskRestarted(task.name, task.restart_count + 1, reason), reason)
     task.move("restarting")
-    for kind in ("diagnose", "ready", "join", "joiner", "heal", "understudy"):
+    for kind in ("diagnose", "ready", "join", "joiner", "heal", "understudy", "leave"):
         step.cancel_timer(kind, task.name, reason)
     for worker in list(task.workers.values()):
         end_worker(step, task, worker, reason)
@@ -169,39 +178,47 @@ def settle_restarting(step: Step, task: TaskState) -> None:
     """RECOVERING, restarting: when the last worker is gone, all start again where there is room."""
     for worker in list(task.workers.values()):
         end_worker(step, task, worker, "all workers start again")
-    if not task.workers and not _place_and_start(step, task, "all workers start again"):
-        suspend(step, task, "not enough slots to start again")
+    if not task.workers and not _maybe_start(step, task):
+        wait_for_slots(step, task, "its slots are not free to start again")
 
 
-def suspend(step: Step, task: TaskState, reason: str) -> None:
+def wait_for_slots(step: Step, task: TaskState, reason: str) -> None:
+    """All end, nothing is held; it starts again when the allocation gives it slots and they are free."""
     if nothing_to_restore(task):
         stop_task(step, task, f"{reason}; {task.iteration} iterations and no checkpoint to return to")
         return
-    step.write(TaskSuspended(task.name, reason), reason)
-    task.move("suspended")
-    for kind in ("diagnose", "ready", "join", "joiner", "heal", "understudy"):
+    for kind in TASK_TIMERS:
         step.cancel_timer(kind, task.name, reason)
     for worker in list(task.workers.values()):
         end_worker(step, task, worker, reason)
+    if task.leaving:
+        note_transition(step, task, "stop")
+    step.write(TaskSuspended(task.name, reason), reason)
+    task.move("waiting")
     step.touch(task)
 
 
-def settle_suspended(step: Step, task: TaskState) -> None:
+def settle_waiting(step: Step, task: TaskState) -> None:
+    """WAITING, or SUSPENDED by a person. When nobody of it is left and its slots are free, it starts."""
+    if task.is_held and task.phase is TaskPhase.WAITING:
+        task.move("held")
+    elif not task.is_held and task.phase is TaskPhase.SUSPENDED:
+        task.move("released")
     for worker in list(task.workers.values()):
-        end_worker(step, task, worker, "the task is suspended")
-    if not task.workers:
-        _place_and_start(step, task, "nodes are back")
+        end_worker(step, task, worker, f"the task is {task.phase.value}")
+    if not task.workers and task.phase is TaskPhase.WAITING:
+        _maybe_start(step, task)
 
 
-def _place_and_start(step: Step, task: TaskState, reason: str) -> bool:
-    layout = task.job.layout
-    before, task.placement = task.placement, {}  # its own former slots are free now
-    placed = place_replicas(layout, tuple(range(layout.dp)), free_slots(step.state))
-    task.placement = before
-    needs_all = layout.sharded or not task.job.managed
-    if not placed or (needs_all and len(placed) < layout.world_size):
+def _maybe_start(step: Step, task: TaskState) -> bool:
+    target = step.state.target(task.name)
+    free = free_slots(step.state)
+    for node in target.values():
+        free[node] = free.get(node, 0) - 1
+    if not target or any(free[node] < 0 for node in target.values()):
         return False
-    step.write(RolesPlaced(task.name, placed), reason)
+    reason = why(step, task)
+    step.write(RolesPlaced(task.name, target), reason)
     task.is_restarting = False
     task.move("starting")
     start_all(step, task, reason)

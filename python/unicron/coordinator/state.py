@@ -9,8 +9,11 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
+from unicron.coordinator.allocation import Allocation
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.job import Job
+from unicron.coordinator.planned import Planned
+from unicron.coordinator.timesheet import Accounts, new_history
 from unicron.coordinator.transitions import (
     ENDED,
     NodePhase,
@@ -21,6 +24,7 @@ from unicron.coordinator.transitions import (
     next_worker_phase,
 )
 from unicron.messages import CollectiveFailed, ExceptionRaised, Healed, WorkerStalled
+from unicron.planner.planner import Planner
 from unicron.types import EpochPlan, Rank, Stage
 
 
@@ -44,6 +48,12 @@ class NodeState:
     is_connected: bool = False
     clock: str = ""  # whose monotonic clock its agent reads
     probe_answer: str = ""
+    is_drained: bool = False  # (journal) a person wants it empty
+
+    @property
+    def is_usable(self) -> bool:
+        """May tasks be given its slots? Suspicion alone takes nothing away."""
+        return self.phase is not NodePhase.LOST and not self.is_drained
 
     def move(self, trigger: str, now_ms: float) -> None:
         phase = next_node_phase(self.phase, trigger)
@@ -98,8 +108,14 @@ class WorkerState:
 class TaskState:
     name: str  # (journal)
     job: Job  # (journal)
-    placement: dict[Rank, str]  # (journal) role -> node; a role of a missing replica has none
-    phase: TaskPhase = TaskPhase.STARTING
+    placement: dict[Rank, str] = field(default_factory=dict)  # (journal) role -> node; none for a missing replica's
+    phase: TaskPhase = TaskPhase.WAITING
+    is_held: bool = False  # (journal) suspended by a person
+    held_why: str = ""  # (journal)
+    leaving: str = ""  # (journal) why it was told to save and leave its slots
+    is_pinned: bool = False  # (journal) it could not save when it was told to: it is not asked to make room
+    measured_s: dict[int, float] = field(default_factory=dict)  # (journal) replicas -> seconds of an iteration
+    meter: tuple[int, int, float] | None = None  # (epoch, iteration, ms) from which iterations are timed
     epoch: int = 0  # (journal) invariant: plan is None or plan.epoch == epoch, and it only grows
     epoch_floor: int = 0  # an agent knew a higher one (a journal was lost): never reuse it
     plan: EpochPlan | None = None  # (journal)
@@ -129,6 +145,9 @@ class TaskState:
     guesses: int = 0  # spreads the understudies' guesses
     outcome: str = ""  # (journal) done | stopped
     cause: str = ""  # (journal)
+    accounts: Accounts = field(default_factory=Accounts)  # (journal)
+    decided_ms: float | None = None  # when the transition under way was decided
+    cause_to_stay: str = ""  # why it could not leave, for people
 
     def move(self, trigger: str) -> None:
         self.phase = next_task_phase(self.phase, trigger)
@@ -155,13 +174,27 @@ class TaskState:
 @dataclass(slots=True)
 class State:
     term: int = 0  # (journal)
+    gpu: str = ""  # type of this cluster's slots, from the configuration
     is_started: bool = False
     nodes: dict[str, NodeState] = field(default_factory=dict)
     tasks: dict[str, TaskState] = field(default_factory=dict)
     incidents: dict[str, Incident] = field(default_factory=dict)  # (journal)
     incident_count: int = 0  # (journal)
+    allocation: Allocation = field(default_factory=Allocation)  # (journal) what every task shall hold
+    planner: Planner | None = None  # tables for the allocation as it stands; made anew, never replayed
+    planned: Planned | None = None  # what the newest decision was solved from, for checkers
+    num_failures: int = 0  # (journal) of slots and processes, for D_running
+    slot_ms: float = 0.0  # (journal) exposure in which they were seen
+    waf_history: deque[tuple[float, float]] = field(default_factory=new_history)  # (journal) (ms, FLOP/s)
+    sub_healthy: set[str] = field(default_factory=set)  # (journal) incidents whose slots are still missed
+    node_faults: dict[str, int] = field(default_factory=dict)  # (journal) failures remembered against a node
+    transitions_s: dict[str, tuple[int, float]] = field(default_factory=dict)  # (journal) kind -> (count, seconds)
     worker_counts: dict[str, int] = field(default_factory=dict)  # (journal) per node, never reused
     timers: dict[str, float] = field(default_factory=dict)
+
+    def target(self, task: str) -> dict[Rank, str]:
+        """Roles that this task shall hold, and where."""
+        return self.allocation.targets.get(task, {})
 
     def task_of_worker(self, worker: str) -> TaskState | None:
         return next((t for t in self.tasks.values() if worker in t.workers), None)

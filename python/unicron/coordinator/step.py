@@ -39,6 +39,7 @@ class Step:
         self.now_ms = now_ms
         self.actions: list[Action] = []
         self.touched: dict[str, None] = {}  # tasks whose facts changed: an ordered set
+        self.has_freed = False  # a slot, or a node: tasks that wait for one must look again
 
     def write(self, entry: Entry, reason: str) -> None:
         apply_entry(entry, self.state)
@@ -87,8 +88,10 @@ class Step:
 
     def open_incident(self, incident: Incident, reason: str) -> Incident:
         number = self.state.incident_count + 1
+        task = self.state.tasks.get(incident.task)
         incident = msgspec.structs.replace(
             incident,
+            slots=len(task.placement) if task is not None else 0,
             id=f"i{number}",
             opened_ms=incident.opened_ms or self.now_ms,
             timeline=((self.now_ms, reason),),

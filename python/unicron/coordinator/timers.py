@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unicron.coordinator import growth, nodes, recovery, starting, symptoms
+from unicron.coordinator import growth, leaving, nodes, recovery, starting, steering, symptoms
 from unicron.coordinator.accounts import close_healing
 from unicron.coordinator.lifecycle import finish_task
 from unicron.coordinator.state import TaskState, WorkerState
@@ -23,7 +23,9 @@ def on_timer(step: Step, name: str) -> None:
         return
     del step.state.timers[name]
     kind, _, subject = name.partition("/")
-    if kind in NODE_KINDS:
+    if kind == "tables":
+        steering.on_tables(step)
+    elif kind in NODE_KINDS:
         _on_node_timer(step, kind, subject)
     elif kind in WORKER_KINDS:
         task = step.state.task_of_worker(subject)
@@ -83,6 +85,8 @@ def _on_task_timer(step: Step, kind: str, task: TaskState) -> None:
             if recovery.on_heal_timeout(step, task):
                 close_healing(step, task, "not every member gave its account in time")
                 step.touch(task)
+        case "leave":
+            leaving.on_leave_timeout(step, task)
         case "finish":
             _on_finish(step, task)
         case _:
@@ -123,5 +127,8 @@ def timers_after_replay(step: Step) -> None:
         if task.phase in bounds:
             kind, delay_ms = bounds[task.phase]
             step.set_timer(kind, task.name, delay_ms, "a new coordinator waits afresh")
+        if task.leaving:
+            step.set_timer("leave", task.name, config.leave_ms_max, "a new coordinator waits afresh")
         task.heal_iteration = task.iteration
         step.touch(task)
+    steering.renew_tables(step, "a coordinator began")

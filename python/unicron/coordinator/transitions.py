@@ -12,9 +12,10 @@ phase names every kind of fact, so a new kind does not slip in undecided.
 * ``NODE_POLICY``: the same for what a node's connection carries.
 
 A task: STARTING (members being started) -> RUNNING <-> RECOVERING (roles without a live holder, or a report
-unexplained: no plan yet) -> HEALING (plan out, accounts awaited) -> RUNNING. SUSPENDED has no replica left and
-waits for nodes. FINISHING and STOPPING wait for the last exits, bounded. A replica that comes back is prepared
-beside RUNNING and is no phase of its own.
+unexplained: no plan yet) -> HEALING (plan out, accounts awaited) -> RUNNING. WAITING has no replica: not admitted
+yet, pre-empted, or its nodes are lost; it starts when the allocation gives it slots. SUSPENDED is the same by a
+person's word. FINISHING and STOPPING wait for the last exits, bounded. A replica that comes back is prepared beside
+RUNNING, and a task that is to leave its slots saves in RUNNING: neither is a phase of its own.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class WorkerPhase(enum.StrEnum):
 
 
 class TaskPhase(enum.StrEnum):
+    WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
     RECOVERING = "recovering"
@@ -94,27 +96,29 @@ TASK_TRANSITIONS: dict[tuple[TaskPhase, str], TaskPhase] = {
     (_T.STARTING, "started"): _T.RUNNING,  # START plan, or all of an unmanaged script up
     (_T.STARTING, "planned"): _T.HEALING,  # RESTORE plan
     (_T.STARTING, "restarting"): _T.RECOVERING,
-    (_T.STARTING, "suspended"): _T.SUSPENDED,
+    (_T.STARTING, "waiting"): _T.WAITING,
     (_T.RUNNING, "wounded"): _T.RECOVERING,
     (_T.RUNNING, "planned"): _T.HEALING,  # an understudy was ready at once, or GROW
     (_T.RUNNING, "restarting"): _T.RECOVERING,
-    (_T.RUNNING, "suspended"): _T.SUSPENDED,
+    (_T.RUNNING, "waiting"): _T.WAITING,
     (_T.RECOVERING, "wounded"): _T.RECOVERING,
     (_T.RECOVERING, "explained"): _T.RUNNING,  # the report was an echo of a plan already healed
     (_T.RECOVERING, "planned"): _T.HEALING,
     (_T.RECOVERING, "restarting"): _T.RECOVERING,
     (_T.RECOVERING, "starting"): _T.STARTING,  # everybody ended; all start again
-    (_T.RECOVERING, "suspended"): _T.SUSPENDED,
+    (_T.RECOVERING, "waiting"): _T.WAITING,
     (_T.HEALING, "wounded"): _T.RECOVERING,
     (_T.HEALING, "planned"): _T.HEALING,
     (_T.HEALING, "healed"): _T.RUNNING,
     (_T.HEALING, "restarting"): _T.RECOVERING,
-    (_T.HEALING, "suspended"): _T.SUSPENDED,
-    (_T.SUSPENDED, "starting"): _T.STARTING,
+    (_T.HEALING, "waiting"): _T.WAITING,
+    (_T.WAITING, "starting"): _T.STARTING,
+    (_T.WAITING, "held"): _T.SUSPENDED,
+    (_T.SUSPENDED, "released"): _T.WAITING,
     (_T.FINISHING, "emptied"): _T.DONE,
     (_T.STOPPING, "emptied"): _T.STOPPED,
 }
-for _phase in (_T.STARTING, _T.RUNNING, _T.RECOVERING, _T.HEALING, _T.SUSPENDED):
+for _phase in (_T.WAITING, _T.STARTING, _T.RUNNING, _T.RECOVERING, _T.HEALING, _T.SUSPENDED):
     TASK_TRANSITIONS[(_phase, "done")] = _T.FINISHING
     TASK_TRANSITIONS[(_phase, "stop")] = _T.STOPPING
 TASK_TRANSITIONS[(_T.FINISHING, "stop")] = _T.STOPPING
@@ -136,6 +140,8 @@ TASK_FACTS = (
     "finished",
     "cancel",
     "inject",
+    "suspend",
+    "resume",
 )
 
 
@@ -148,18 +154,22 @@ def _row(**refusals: str) -> dict[str, str]:
 _over = dict.fromkeys(TASK_FACTS, "task_over")
 _ending = {**_over, "worker_up": TAKE, "worker_gone": TAKE, "finished": TAKE, "saved": TAKE}
 
+_idle = {  # nobody holds a role
+    "collective_failed": "no_member",
+    "state_lost": "no_member",
+    "healed": "no_member",
+    "worker_stalled": "no_member",
+    "inject": "no_member",
+}
+# `resume` counts only for a task that is held, whatever its phase: requests.py refuses the others by name.
+
 TASK_POLICY: dict[TaskPhase, dict[str, str]] = {
     _T.STARTING: _row(collective_failed="no_epoch_yet", state_lost="no_epoch_yet", healed="no_epoch_yet"),
     _T.RUNNING: _row(),
     _T.RECOVERING: _row(),
     _T.HEALING: _row(),
-    _T.SUSPENDED: _row(
-        collective_failed="suspended",
-        state_lost="suspended",
-        healed="suspended",
-        worker_stalled="suspended",
-        inject="suspended",
-    ),
+    _T.WAITING: _row(**_idle),
+    _T.SUSPENDED: _row(**_idle),
     _T.FINISHING: _row(**{**_ending, "healed": TAKE, "cancel": TAKE}),
     _T.STOPPING: _row(**_ending),
     _T.DONE: _row(**_over),

@@ -103,7 +103,8 @@ def forget_worker(step: Step, task: TaskState, worker: WorkerState, reason: str)
     if rank is not None:
         task.reports.pop(rank, None)
         task.awaiting.discard(rank)
-    if worker.purpose is Purpose.UNDERSTUDY and not task.is_over:
+    step.has_freed = True
+    if worker.purpose is Purpose.UNDERSTUDY and not task.is_over and not worker.end_reason:
         task.understudies_lost += 1
         step.set_timer("understudy", task.name, step.config.understudy_delay_ms, "an understudy is missing")
     step.touch(task)

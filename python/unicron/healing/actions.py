@@ -41,7 +41,8 @@ class Commit(Action, frozen=True):
 class Confirm(Action, frozen=True):
     """Inside the replica: did anybody see the commit's result? Answered by Confirmed(result or None).
 
-    Report text first, if not empty: between replicas something broke that no plan explains yet.
+    Report text first if not empty: what broke here may not have broken for the others, who then wait in the commit for
+    this replica, and it waits for its own members among them, until a new epoch frees them all.
     """
 
     result: CommitResult | None

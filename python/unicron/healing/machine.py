@@ -125,6 +125,12 @@ class HealingMachine:
         self._inside: ReplicaVerdict | None = None
         self._verdict: WorldVerdict | None = None
 
+    @property
+    def may_hold(self) -> bool:
+        """Does control return to the script after this very iteration, here as everywhere? Not in a recovery, and not
+        while iterations are done again since a checkpoint: some members do so inside one train_step, others do not."""
+        return not self.healing and (self.loop_iteration is None or self.record.iteration >= self.loop_iteration)
+
     # ------------------------------------------------------------------ events
 
     def step(self, event: on.AnyEvent) -> tuple[do.AnyAction, ...]:

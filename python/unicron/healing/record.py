@@ -10,6 +10,8 @@ import msgspec
 
 from unicron.types import Rank, Stage
 
+VETO = 1e9  # above any number of members
+
 
 class CommitResult(msgspec.Struct, frozen=True):
     """What the commit all-reduce gave: with it a rank can step alone. Sums are over the whole task."""
@@ -19,6 +21,12 @@ class CommitResult(msgspec.Struct, frozen=True):
     sumsq: float  # sum of squares of the unscaled reduced gradient, each position counted once
     found_inf: float
     loss_sum: float
+    hold: float = 0.0  # sum of the members' hold_vote(); above 0: after this iteration everybody saves and holds
+
+
+def hold_vote(*, told: bool, may_hold: bool) -> float:
+    """One member's share of CommitResult.hold: it was told to save and hold, and nobody may be where it cannot."""
+    return (1.0 if told else 0.0) - (0.0 if may_hold else VETO)
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -71,6 +71,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: float = 1.0  # w(t)
     group: int = 1  # slots that must share a node (tp)
     holds: dict[str, int] = {}  # node -> slots it holds there now
+    required: bool = False  # it was admitted: it may shrink to its least count, not to nothing
+    reachable: tuple[int, ...] = ()  # counts it can take now, ascending, without 0; (): all that workers allow
 
     @property
     def current(self) -> int:
@@ -78,17 +80,23 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def counts(self) -> list[int]:
         """Reachable numbers of slots, ascending, without 0."""
-        return list(range(self.workers.min, self.workers.max + 1, self.workers.unit))
+        return list(self.reachable) or list(range(self.workers.min, self.workers.max + 1, self.workers.unit))
 
     def waf(self, slots: int) -> float:
         """F(t, x) = w(t) * T(t, x) in FLOP/s; 0 for what the task cannot run on (Unicron, WAF)."""
-        return self.weight * float(self.throughput.get(slots, 0.0)) if slots >= self.workers.min else 0.0
+        return self.weight * float(self.throughput.get(slots, 0.0)) if slots >= self.least else 0.0
+
+    @property
+    def least(self) -> int:
+        """T_necessary(t) as a number of slots; below the workers' own where survivors go on with fewer."""
+        return min([self.workers.min, *self.reachable[:1]])
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[Node, ...]
     tasks: tuple[Task, ...]
     standbys: int = 0  # slots that stand warm outside the nodes above
+    waits: bool = True  # may a wounded task stand still until the repair? (where survivors always go on, it may not)
     failures: Failures = Failures()
     transitions: Transitions = Transitions()
 
@@ -149,8 +157,10 @@ def _check_task(task: Task, pool: int, widest: int) -> None:
         raise PlannerProblem(f"{who}: workers.max is not workers.min and a multiple of unit {workers.unit}")
     if workers.min % task.group or (workers.unit % task.group and workers.max > workers.min):
         raise PlannerProblem(f"{who}: workers.min and unit must be multiples of group {task.group}")
-    if workers.min > pool:
-        raise PlannerProblem(f"{who}: needs {workers.min} slots, the cluster has {pool}")
+    if task.least > pool:
+        raise PlannerProblem(f"{who}: needs {task.least} slots, the cluster has {pool}")
+    if list(task.reachable) != sorted(set(task.reachable)) or any(count < 1 for count in task.reachable):
+        raise PlannerProblem(f"{who}: reachable must be ascending counts of 1 or more, without repetition")
     if task.group > widest:
         raise PlannerProblem(f"{who}: group {task.group} fits no node: the widest has {widest} usable slots")
     _check_throughput(task, who)

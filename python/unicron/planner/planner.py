@@ -39,20 +39,22 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Planner:
-    """All plans for one cluster: the tables are ready when it is built."""
+    """All plans for one cluster: the tables are ready when it is built (not, if no table is asked for)."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, table: bool = True) -> None:
         """Raises PlannerProblem for a cluster that cannot be planned."""
         check(cluster)
         self.cluster = cluster
-        self._counts = [np.array([0, *task.counts()], np.int32) for task in cluster.tasks]
+        self._counts = [
+            np.array([*([] if task.required else [0]), *task.counts()], np.int32) for task in cluster.tasks
+        ]
         self._flops = [
             np.array([task.waf(int(count)) for count in counts])
             for task, counts in zip(cluster.tasks, self._counts, strict=True)
         ]
         times = cluster.transitions
         self._transition_s_max = times.repair_s + sum(getattr(times, name) for name in times.__struct_fields__)
-        self._foreseen = foreseen(cluster)
+        self._foreseen = foreseen(cluster) if table else []
         self._situations = {event: situation_of(cluster, (event,)) for event in self._foreseen}
         self._pool_max = max([cluster.pool, *(situation.pool for situation in self._situations.values())])
         self._problem = self._make_problem(self._pool_max)
@@ -62,7 +64,7 @@ class Planner:
     @property
     def events(self) -> tuple[str, ...]:
         """The events whose plans are in the table."""
-        return tuple(self._foreseen)
+        return tuple(self._index)
 
     def lookup(self, event: str) -> _core.PlannerPlan:
         """The plan of a foreseen event, allocation in the order of the tasks. KeyError: it was not foreseen."""
@@ -159,7 +161,8 @@ class Planner:
         if situation.standbys >= spent:
             cost = sum(self._standby_worth[situation.standbys - spent : situation.standbys])
             ways.append(("standby", self._way(situation, pool, times.standby_s, cost)))
-        ways.append(("wait", self._way(situation, pool, math.inf)))
+        if self.cluster.waits:
+            ways.append(("wait", self._way(situation, pool, math.inf)))
         return ways
 
     def _way(self, situation: Situation, pool: int, fault_s: float, cost: float = 0.0) -> _core.PlannerAlternative:
@@ -212,6 +215,8 @@ class Planner:
         classes: dict[Any, int] = {}
         events = []
         for event, situation in self._situations.items():
+            if not self._fits(situation):
+                continue  # who stays admitted is somebody else's decision: solved directly after it
             looks = (
                 situation.pool, situation.lost_slots, situation.lost_free, situation.standbys,
                 situation.wounded, situation.restarted, situation.finished,
@@ -221,6 +226,11 @@ class Planner:
                 events.append([way for _, way in self._ways(situation)])
             self._index[event] = classes[looks]
         self._table = self._problem.table(events)
+
+    def _fits(self, situation: Situation) -> bool:
+        """Have all required tasks their least counts?"""
+        there = (task for task in self.cluster.tasks if task.required and task.name not in situation.finished)
+        return sum(task.counts()[0] for task in there) <= situation.pool
 
     def _others(
         self, situation: Situation, ways: list[tuple[str, _core.PlannerAlternative]], how: str

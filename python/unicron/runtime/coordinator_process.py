@@ -86,6 +86,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     keys: str = "keys"
     journal: str = "journal.db"
     journal_pages_max: int = 0  # of 4 KiB; 0: what the disk has
+    gpu: str = ""  # type of the slots (H100-80GB ...): what `unicron submit` models T(t, x) for; "": no GPUs
     machine: CoordinatorConfig = CoordinatorConfig()
 
 
@@ -93,7 +94,7 @@ class CoordinatorProcess:
     def __init__(self, settings: CoordinatorSettings, lifeline: int = -1) -> None:
         directory = Path(settings.keys)
         pair = keys.load(directory / "coordinator.key")
-        config = msgspec.structs.replace(settings.machine, clock=clock_id())
+        config = msgspec.structs.replace(settings.machine, clock=clock_id(), gpu=settings.gpu or settings.machine.gpu)
         self._machine = CoordinatorMachine(config, random.getrandbits(32))
         self._timers = Timers()
         self._probes = Probes()
@@ -242,7 +243,7 @@ class CoordinatorProcess:
         self._num_requests += 1
         request_id = f"r{self._num_requests}"
         try:
-            answer = requests.answer(request, request_id, self._machine.state, self._seen)
+            answer = requests.answer(request, request_id, self._machine.state, self._seen, now_ms())
         except Exception as error:  # looking at the state changed nothing: the look failed, not the deciding
             log.exception("cannot answer %s", request.verb)
             answer = Reply(False, f"the coordinator cannot answer {request.verb}: {error!r}; its log says more")

@@ -1,29 +1,39 @@
 """JOB.yaml as people write it, into what the coordinator admits.
 
-The fields are those of INTERFACES.md. What this version does not decide yet (weight, priority, a
-range of workers, several layouts) is taken where it has one meaning and refused by name where it
-would be ignored.
+The fields are those of INTERFACES.md. What this version does not do (other recoveries, exact mode, backups, bounds of
+single waits) is refused by name where it would be ignored. T(t, x) is made in job_throughput.py.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from unicron.coordinator.job import Job
+from unicron.coordinator.job import Job, refusal_of
+from unicron.runtime import job_throughput
 from unicron.runtime.files import FileProblem, load_yaml
+from unicron.runtime.job_throughput import Asked, ModelFields
 from unicron.types import Layout
 
 
 class LayoutFields(msgspec.Struct, forbid_unknown_fields=True):
     tp: int = 1
     pp: int = 1
-    dp: int = 1
+    dp: int = 0  # 0: as many as workers.max allows
     micro_batch: int = 1
     num_micro_batches: int = 0  # 0: from global_batch, else 4 a replica
+
+
+class WorkerFields(msgspec.Struct, forbid_unknown_fields=True):
+    min: int = 0  # 0: all of the layout to begin with, and then whatever survives
+    max: int = 0  # 0: the layout's
+    unit: int = 0  # 0: one replica
 
 
 class CheckpointFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,6 +53,13 @@ class BackupFields(msgspec.Struct, forbid_unknown_fields=True):
     sync: bool = False
 
 
+class TimeoutFields(msgspec.Struct, forbid_unknown_fields=True):
+    iteration_s: float | Literal["auto"] = "auto"
+    first_iteration_s: float = 1800.0
+    evaluation_s: float = 3600.0
+    save_s: float = 1800.0
+
+
 class JobFile(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     command: tuple[str, ...]
@@ -52,50 +69,55 @@ class JobFile(msgspec.Struct, forbid_unknown_fields=True):
     managed: bool = True
     understudies: int = 1
     layout: LayoutFields | None = None
-    layouts: str | tuple[LayoutFields, ...] = ()
+    layouts: Literal["auto"] | tuple[LayoutFields, ...] = "auto"
     global_batch: int = 0  # in samples
     checkpoint: CheckpointFields = msgspec.field(default_factory=CheckpointFields)
     restart: RestartFields = msgspec.field(default_factory=RestartFields)
     weight: float = 1.0
     priority: int = 0
-    workers: dict[str, int] = {}
-    model: dict[str, int] = {}
-    throughput: Any = "measured"
+    workers: WorkerFields = msgspec.field(default_factory=WorkerFields)
+    model: ModelFields | None = None
+    throughput: Literal["measured", "model"] | dict[int, float | str] = "measured"
     backup: BackupFields = msgspec.field(default_factory=BackupFields)
-    recovery: str = "in-order"
+    recovery: Literal["in-order", "fastest"] = "in-order"
     exact: bool = False
-    timeouts: dict[str, Any] = {}
+    timeouts: TimeoutFields = msgspec.field(default_factory=TimeoutFields)
 
 
-# field -> (values that say what happens anyway, what to do instead)
-NOT_YET: dict[str, tuple[tuple[Any, ...], str]] = {
-    "weight": ((1.0,), "one task is planned at a time"),
-    "priority": ((0,), "tasks are admitted in the order they come"),
-    "throughput": (("measured",), "it is measured"),
-    "recovery": (("in-order",), "recovery is in-order"),
-    "exact": ((False,), "sums are in floating point"),
-    "timeouts": (({},), "they are fixed"),
+# field -> (the value that says what happens anyway, what happens)
+NOT_YET: dict[str, tuple[Any, str]] = {
+    "recovery": ("in-order", "recovery is in-order"),
+    "exact": (False, "sums are in floating point"),
+    "timeouts": (TimeoutFields(), "these bounds are fixed"),
+    "backup": (BackupFields(), "there are no buddy copies: use checkpoint"),
 }
 
 
-def load_job(path: Path) -> dict[str, Any]:
-    """The job as the coordinator's `submit` takes it."""
+def load_job(path: Path, gpu: str = "") -> dict[str, Any]:
+    """The job as the coordinator's `submit` takes it. gpu: type of the cluster's slots, '' where there are none.
+
+    Raises FileProblem with the file's name and what is wrong, in one line.
+    """
     file = load_yaml(path, JobFile)
     try:
-        job = job_of(file, path.resolve().parent)
+        job = job_of(file, path.resolve().parent, gpu)
     except FileProblem as problem:
         raise FileProblem(f"{path}: {problem}") from None
     return dict(msgspec.to_builtins(job))
 
 
-def job_of(file: JobFile, directory: Path) -> Job:
+def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
     """Relative paths are the file's, not those of whoever submits it."""
     _refuse_what_would_be_ignored(file)
+    _refuse_numbers(file)
     checkpoint_dir = file.checkpoint.dir
-    return Job(
+    layout, least, unit = _widths(file, gpu)
+    asked = Asked(file.model, file.global_batch, layout, least, unit, gpu)
+    known = job_throughput.known(asked, file.throughput)
+    job = Job(
         name=file.name,
         command=file.command,
-        layout=_layout(file),
+        layout=layout,
         cwd=str(directory / file.cwd),
         env=file.env,
         log_dir=str(directory / (file.log_dir or "unicron-logs")),
@@ -106,37 +128,138 @@ def job_of(file: JobFile, directory: Path) -> Job:
         checkpoint_every=file.checkpoint.every,
         restart_max=file.restart.max,
         fatal_exit_codes=file.restart.fatal_exit_codes,
+        weight=file.weight,
+        priority=file.priority,
+        replicas_min=least,
+        replicas_unit=unit,
+        throughput=known.flops,
+        measured=known.is_measured,
+        iteration_flop=known.iteration_flop,
     )
+    if why := refusal_of(job):
+        raise FileProblem(why)
+    return job
 
 
 def _refuse_what_would_be_ignored(file: JobFile) -> None:
-    for name, (harmless, instead) in NOT_YET.items():
-        if getattr(file, name) not in harmless:
-            raise FileProblem(f"{name} cannot be chosen in this version: {instead}; leave it out")
-    if file.backup.every:
-        raise FileProblem("backup is not there in this version: leave it out, and use checkpoint")
+    for name, (harmless, happens) in NOT_YET.items():
+        if getattr(file, name) != harmless:
+            raise FileProblem(f"{name} cannot be chosen in this version: {happens}; leave it out")
+    if file.restart.grace_s != RestartFields().grace_s:
+        raise FileProblem("restart.grace_s cannot be chosen in this version: workers are ended at once; leave it out")
 
 
-def _layout(file: JobFile) -> Layout:
-    """One layout: `layout`, or the only one of `layouts`; its workers lie within `workers`."""
-    given = [
-        *([file.layout] if file.layout else []),
-        *(file.layouts if file.layouts != "auto" else ()),
-    ]
-    if len(given) > 1 or (isinstance(file.layouts, str) and file.layouts not in ("", "auto")):
-        raise FileProblem("give one layout: several cannot be chosen from in this version")
-    fields = given[0] if given else LayoutFields(dp=max(file.workers.get("min", 1), 1))
-    if isinstance(fields, str):
-        raise FileProblem(f"layouts: {fields!r} is none")
-    layout = layout_of(fields, file.global_batch)
-    least, most = file.workers.get("min", 1), file.workers.get("max", layout.world_size)
+def _refuse_numbers(file: JobFile) -> None:
+    """What no plan and no process could mean, by its name in the file."""
+    numbers = {
+        "weight": file.weight,
+        "restart.stopped_grace_s": file.restart.stopped_grace_s,
+        "restart.max": file.restart.max,
+        "checkpoint.every": file.checkpoint.every,
+        "global_batch": file.global_batch,
+        "understudies": file.understudies,
+        "workers.min": file.workers.min,
+        "workers.max": file.workers.max,
+        "workers.unit": file.workers.unit,
+    }
+    for name, value in numbers.items():
+        if not math.isfinite(value) or value < 0:
+            raise FileProblem(f"{name} is {value}: give a number of 0 or more")
+    if file.checkpoint.every and not file.checkpoint.dir:
+        raise FileProblem("checkpoint.every without checkpoint.dir: say where checkpoints go")
+
+
+# ------------------------------------------------------------ layouts
+
+
+def _widths(file: JobFile, gpu: str) -> tuple[Layout, int, int]:
+    """(full layout, least replicas or 0, step in replicas)."""
+    given = [file.layout] if file.layout is not None else list(file.layouts if file.layouts != "auto" else ())
+    if file.layout is not None and file.layouts != "auto":
+        raise FileProblem("give layout or layouts, not both")
+    workers = file.workers
+    if workers.max and workers.max < workers.min:
+        raise FileProblem(f"workers.max {workers.max} is below workers.min {workers.min}")
+    if len(given) > 1:
+        return _of_list(file, given)
+    fields = given[0] if given else _chosen(file, gpu)
+    size = fields.tp * fields.pp
+    _check_sizes(fields)
+    replicas = fields.dp or (workers.max or workers.min or size) // size
+    if replicas == 0:
+        raise FileProblem(f"workers.max {workers.max} is less than one replica of tp {fields.tp} x pp {fields.pp}")
+    layout = layout_of(msgspec.structs.replace(fields, dp=replicas), file.global_batch)
+    least, most = workers.min or 1, workers.max or layout.world_size
     if not least <= layout.world_size <= most:
         raise FileProblem(f"the layout has {layout.world_size} workers, outside {least} to {most}")
-    return layout
+    return layout, *_steps(workers, layout)
+
+
+def _check_sizes(fields: LayoutFields) -> None:
+    for name in ("tp", "pp", "micro_batch"):
+        if getattr(fields, name) < 1:
+            raise FileProblem(f"layout: {name} is {getattr(fields, name)}, must be at least 1")
+    if fields.dp < 0 or fields.num_micro_batches < 0:
+        raise FileProblem("layout: dp and num_micro_batches must not be negative")
+
+
+def _steps(workers: WorkerFields, layout: Layout) -> tuple[int, int]:
+    """(least replicas, step). A width changes by whole replicas, so min and unit are multiples of one."""
+    size = layout.replica_size
+    if workers.unit % size:
+        raise FileProblem(f"workers.unit {workers.unit} is no multiple of a replica's {size} workers (tp x pp)")
+    step = max(workers.unit // size, 1)
+    if not workers.min:
+        if step > 1:
+            raise FileProblem("workers.unit without workers.min: say the least number of workers")
+        return 0, 1
+    if workers.min % size:
+        raise FileProblem(f"workers.min {workers.min} is no multiple of a replica's {size} workers (tp x pp)")
+    least = workers.min // size
+    if (layout.dp - least) % step:
+        raise FileProblem(
+            f"{layout.world_size} workers are not workers.min {workers.min} and a multiple of unit {workers.unit}"
+        )
+    return least, step
+
+
+def _of_list(file: JobFile, given: Sequence[LayoutFields]) -> tuple[Layout, int, int]:
+    """Several layouts: the widths of one task. A running task changes its width in whole replicas and nothing else."""
+    for fields in given:
+        _check_sizes(fields)
+        if fields.dp < 1:
+            raise FileProblem("layouts: several need dp, each its own")
+    first = given[0]
+    for name in ("tp", "pp", "micro_batch"):
+        if len({getattr(fields, name) for fields in given}) > 1:
+            raise FileProblem(f"layouts differ in {name}: a task changes dp only in this version; keep one {name}")
+    size = first.tp * first.pp
+    low, high = file.workers.min or size, file.workers.max or max(f.dp for f in given) * size
+    widths = sorted({f.dp for f in given if low <= f.dp * size <= high})
+    if not widths:
+        raise FileProblem(f"no layout of the list has {low} to {high} workers")
+    steps = {b - a for a, b in itertools.pairwise(widths)}
+    if len(steps) > 1:
+        raise FileProblem(f"layouts: dp {widths} are not evenly spaced: leave out or add some")
+    layout = layout_of(msgspec.structs.replace(first, dp=widths[-1]), file.global_batch)
+    return layout, widths[0], steps.pop() if steps else 1
+
+
+def _chosen(file: JobFile, gpu: str) -> LayoutFields:
+    """layouts: auto. By the model, if the cluster's GPU type and the task's model are known; else one worker a
+    replica."""
+    workers = file.workers
+    if file.model is None or not gpu or not workers.max:
+        return LayoutFields()
+    tp, pp, micro_batch = job_throughput.best_layout(
+        file.model, file.global_batch, gpu, (workers.min or workers.max, workers.max, max(workers.unit, 1))
+    )
+    return LayoutFields(tp, pp, 0, micro_batch)
 
 
 def layout_of(fields: LayoutFields, global_batch: int = 0) -> Layout:
     count = fields.num_micro_batches
+    dp = fields.dp or 1
     if global_batch:
         if global_batch % fields.micro_batch:
             raise FileProblem(f"global_batch {global_batch} is no multiple of micro_batch {fields.micro_batch}")
@@ -146,9 +269,9 @@ def layout_of(fields: LayoutFields, global_batch: int = 0) -> Layout:
     return Layout(
         tp=fields.tp,
         pp=fields.pp,
-        dp=fields.dp,
+        dp=dp,
         micro_batch=fields.micro_batch,
-        num_micro_batches=count or 4 * fields.dp,
+        num_micro_batches=count or 4 * dp,
     )
 
 

@@ -285,6 +285,12 @@ class LocalCluster:
         """The task's name."""
         return str(self.ask("submit", job=msgspec.to_builtins(job))["task"])
 
+    def suspend(self, task: str) -> None:
+        self.ask("suspend", task=task)
+
+    def resume(self, task: str) -> None:
+        self.ask("resume", task=task)
+
     def cancel(self, task: str) -> None:
         self.ask("cancel", task=task)
 

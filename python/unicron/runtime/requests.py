@@ -9,14 +9,26 @@ from typing import Any
 
 import msgspec
 
-from unicron.coordinator.events import CancelRequested, Event, FaultRequested, TaskSubmitted
+from unicron.coordinator.events import (
+    CancelRequested,
+    DrainRequested,
+    Event,
+    FaultRequested,
+    ResumeRequested,
+    SuspendRequested,
+    TaskSubmitted,
+)
 from unicron.coordinator.job import Job
 from unicron.coordinator.state import State, TaskState
 from unicron.messages import Reply, Request
 from unicron.runtime import files, views
+from unicron.runtime.what_if import RequestProblem, what_if
 from unicron.types import Rank
 
-VERBS = ("submit", "cancel", "inject", "ps", "describe", "incidents", "nodes", "shutdown", "ping")
+VERBS = (
+    "submit", "cancel", "suspend", "resume", "drain", "undrain", "inject", "ps", "describe", "incidents", "nodes",
+    "cluster", "plan", "shutdown", "ping",
+)  # fmt: skip
 
 
 class _Empty(msgspec.Struct, forbid_unknown_fields=True):
@@ -29,6 +41,14 @@ class _Submit(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Task(msgspec.Struct, forbid_unknown_fields=True):
     task: str
+
+
+class _Node(msgspec.Struct, forbid_unknown_fields=True):
+    node: str
+
+
+class _Plan(msgspec.Struct, forbid_unknown_fields=True):
+    events: tuple[str, ...] = ()
 
 
 class _Incidents(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,19 +66,19 @@ class _Inject(msgspec.Struct, forbid_unknown_fields=True):
     micro_batch: int = -1
 
 
-class RequestProblem(ValueError):
-    """A request that cannot be answered; the text says what to do."""
-
-
-def answer(request: Request, request_id: str, state: State, seen: dict[str, Any]) -> Reply | Event | None:
+def answer(
+    request: Request, request_id: str, state: State, seen: dict[str, Any], now_ms: float
+) -> Reply | Event | None:
     """A reply at once, an event whose step will answer it, or None: shut down."""
     try:
-        return _answer(request, request_id, state, seen)
+        return _answer(request, request_id, state, seen, now_ms)
     except (files.FileProblem, RequestProblem) as problem:
         return Reply(False, str(problem))
 
 
-def _answer(request: Request, request_id: str, state: State, seen: dict[str, Any]) -> Reply | Event | None:
+def _answer(
+    request: Request, request_id: str, state: State, seen: dict[str, Any], now_ms: float
+) -> Reply | Event | None:
     arguments = request.arguments
     match request.verb:
         case "submit":
@@ -66,24 +86,41 @@ def _answer(request: Request, request_id: str, state: State, seen: dict[str, Any
         case "cancel":
             task = find_task(state, files.convert(arguments, _Task).task)
             return CancelRequested(request_id, task.name)
+        case "suspend":
+            return SuspendRequested(request_id, find_task(state, files.convert(arguments, _Task).task).name)
+        case "resume":
+            return ResumeRequested(request_id, find_task(state, files.convert(arguments, _Task).task).name)
+        case "drain" | "undrain":
+            return DrainRequested(request_id, files.convert(arguments, _Node).node, request.verb == "drain")
         case "inject":
             wish = files.convert(arguments, _Inject)
             return FaultRequested(request_id, **msgspec.structs.asdict(wish))
         case "describe":
             task = find_task(state, files.convert(arguments, _Task).task)
-            return Reply(True, result=views.describe_view(task, state, seen))
+            return Reply(True, result=views.describe_view(task, state, seen, now_ms))
+        case "plan":
+            return Reply(True, result=what_if(state, files.convert(arguments, _Plan).events))
         case "incidents":
-            return Reply(True, result=_incidents(files.convert(arguments, _Incidents), state))
-        case "ps" | "nodes" | "ping" | "shutdown":
+            return Reply(True, result=_incidents(files.convert(arguments, _Incidents), state, now_ms))
+        case "ps" | "nodes" | "cluster" | "ping" | "shutdown":
             files.convert(arguments, _Empty)
-            results = {"ps": views.tasks_view, "nodes": views.nodes_view}
-            if request.verb == "shutdown":
-                return None
-            look = results.get(request.verb)
-            return Reply(True, result=look(state) if look else {"term": state.term})
+            return _look(request.verb, state, now_ms)
     close = difflib.get_close_matches(request.verb, VERBS, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise RequestProblem(f"the coordinator does not know {request.verb!r}{hint}")
+
+
+def _look(verb: str, state: State, now_ms: float) -> Reply | None:
+    match verb:
+        case "ps":
+            return Reply(True, result=views.tasks_view(state, now_ms))
+        case "nodes":
+            return Reply(True, result=views.nodes_view(state))
+        case "cluster":
+            return Reply(True, result=views.cluster_view(state, now_ms))
+        case "ping":
+            return Reply(True, result={"term": state.term, "gpu": state.gpu})
+    return None
 
 
 def find_task(state: State, name: str) -> TaskState:
@@ -97,7 +134,7 @@ def find_task(state: State, name: str) -> TaskState:
     return task
 
 
-def _incidents(wish: _Incidents, state: State) -> list[dict[str, Any]]:
+def _incidents(wish: _Incidents, state: State, now_ms: float) -> list[dict[str, Any]]:
     chosen = [
         incident
         for incident in state.incidents.values()
@@ -107,4 +144,4 @@ def _incidents(wish: _Incidents, state: State) -> list[dict[str, Any]]:
     ]
     if wish.id and not chosen:
         raise RequestProblem(f"no incident {wish.id!r}: `unicron incidents` lists them")
-    return [views.incident_view(incident) for incident in chosen]
+    return [views.incident_view(incident, state, now_ms) for incident in chosen]

@@ -9,8 +9,12 @@ from typing import Any
 
 import msgspec
 
+from unicron.coordinator.accounting import cost_of
+from unicron.coordinator.demand import replica_counts, throughput_of
 from unicron.coordinator.incident import Incident
+from unicron.coordinator.placement import held_slots
 from unicron.coordinator.state import NodeState, State, TaskState
+from unicron.coordinator.transitions import TERMINAL
 from unicron.types import Stage
 
 
@@ -20,9 +24,14 @@ def nodes_view(state: State) -> list[dict[str, Any]]:
 
 def _node(node: NodeState, state: State) -> dict[str, Any]:
     workers = [w for t in state.tasks.values() for w in t.workers.values() if w.node == node.name]
+    held = {t.name: held_slots(t).count(node.name) for t in state.tasks.values() if t.phase not in TERMINAL}
     return {
         "node": node.name,
         "phase": node.phase.value,
+        "drained": node.is_drained,
+        "used": sum(held.values()),
+        "tasks": {name: count for name, count in held.items() if count},
+        "faults": state.node_faults.get(node.name, 0),
         "incarnation": node.incarnation,
         "slots": node.slots,
         "understudies": node.understudies,
@@ -31,15 +40,24 @@ def _node(node: NodeState, state: State) -> dict[str, Any]:
     }
 
 
-def tasks_view(state: State) -> list[dict[str, Any]]:
-    return [task_view(task, state) for task in state.tasks.values()]
+def tasks_view(state: State, now_ms: float) -> list[dict[str, Any]]:
+    return [task_view(task, state, now_ms) for task in state.tasks.values()]
 
 
-def task_view(task: TaskState, state: State) -> dict[str, Any]:
+def task_view(task: TaskState, state: State, now_ms: float) -> dict[str, Any]:
     incidents = [i for i in state.incidents.values() if i.task == task.name]
     return {
         "task": task.name,
         "phase": task.phase.value,
+        "held": task.is_held,
+        "leaving": task.leaving,
+        "priority": task.job.priority,
+        "weight": task.job.weight,
+        "slots": len(task.placement),
+        "target": len(state.target(task.name)),
+        "why": "" if task.is_over else task.held_why or state.allocation.notes.get(task.name, ""),
+        "waf": task.accounts.waf,
+        "ettr": task.accounts.ettr(now_ms),
         "outcome": task.outcome,
         "cause": task.cause,
         "epoch": task.epoch,
@@ -54,10 +72,20 @@ def task_view(task: TaskState, state: State) -> dict[str, Any]:
     }
 
 
-def describe_view(task: TaskState, state: State, seen: dict[str, Any]) -> dict[str, Any]:
+def describe_view(task: TaskState, state: State, seen: dict[str, Any], now_ms: float) -> dict[str, Any]:
     """``seen``: newest WorkerStatus by worker, as the agents told it."""
-    view = task_view(task, state)
+    view = task_view(task, state, now_ms)
     view["command"] = list(task.job.command)
+    view["checkpoint"] = {"iteration": task.checkpoint[0], "path": task.checkpoint[1]} if task.checkpoint else None
+    view["allocation"] = allocation_view(state)
+    size = task.job.layout.replica_size
+    widths = replica_counts(task, len(state.target(task.name)) // size)
+    view["throughput"] = {str(count * size): throughput_of(task, count) for count in widths}
+    view["iteration_s"] = {str(count * size): seconds for count, seconds in sorted(task.measured_s.items())}
+    view["spent_s"] = {kind: ms / 1000 for kind, ms in task.accounts.spent(now_ms).items()}
+    view["flop"] = task.accounts.flop_until(now_ms)
+    costs = [cost_of(i, now_ms) for i in state.incidents.values() if i.task == task.name and not i.part_of]
+    view["cost"] = total_of(costs)
     view["workers"] = [_worker(worker.name, task, seen.get(worker.name)) for worker in task.workers.values()]
     view["plan"] = msgspec.to_builtins(task.plan) if task.plan else None
     return view
@@ -81,12 +109,52 @@ def _worker(name: str, task: TaskState, status: Any) -> dict[str, Any]:
     }
 
 
+def total_of(costs: list[dict[str, float]]) -> dict[str, float]:
+    names = ("detection_gpu_s", "transition_gpu_s", "sub_healthy_gpu_s", "total_gpu_s")
+    return {name: sum(cost[name] for cost in costs) for name in names}
+
+
+def allocation_view(state: State) -> dict[str, Any]:
+    """The newest decision: what it was made for, and why."""
+    made = state.allocation
+    return {
+        "number": made.number,
+        "trigger": made.trigger,
+        "reason": made.reason,
+        "from_table": made.from_table,
+        "slots": {name: len(roles) for name, roles in made.targets.items()},
+        "waf": made.waf,
+        "reward": made.reward,
+        "at_ms": made.at_ms,
+    }
+
+
+def cluster_view(state: State, now_ms: float) -> dict[str, Any]:
+    """What the cluster earns and what failures cost it; `unicron top` shows it."""
+    tasks = list(state.tasks.values())
+    costs = [cost_of(incident, now_ms) for incident in state.incidents.values() if not incident.part_of]
+    return {
+        "term": state.term,
+        "slots": sum(n.slots for n in state.nodes.values() if n.is_usable),
+        "used": sum(len(t.placement) for t in tasks if not t.is_over),
+        "waf": sum(task.accounts.waf for task in tasks),
+        "flop": sum(task.accounts.flop_until(now_ms) for task in tasks),
+        "waf_over_time": [[at_ms, waf] for at_ms, waf in state.waf_history],
+        "now_ms": now_ms,
+        "cost": total_of(costs),
+        "incidents": len(state.incidents),
+        "failures": state.num_failures,
+        "transitions_s": {kind: total / count for kind, (count, total) in sorted(state.transitions_s.items())},
+        "allocation": allocation_view(state),
+    }
+
+
 def _name(value: enum.StrEnum | None) -> str | None:
     """Its text, also where a plain string stands in its place: a look at the state must not fail."""
     return None if value is None else str(value)
 
 
-def incident_view(incident: Incident) -> dict[str, Any]:
+def incident_view(incident: Incident, state: State, now_ms: float) -> dict[str, Any]:
     """The JSON of INTERFACES.md, and beside it what a person asks next."""
     return {
         "id": incident.id,
@@ -118,5 +186,9 @@ def incident_view(incident: Incident) -> dict[str, Any]:
         "stage": incident.stage.name.lower(),
         "epoch": incident.epoch,
         "part_of": incident.part_of,
+        "slots": incident.slots,
+        "missing_slots": incident.missing_slots,
+        "cost": cost_of(incident, now_ms),
+        "sub_healthy": incident.id in state.sub_healthy,
         "timeline": [[at_ms, text] for at_ms, text in incident.timeline],
     }

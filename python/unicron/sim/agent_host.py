@@ -13,6 +13,7 @@ from unicron.messages import (
     ChildStatus,
     FinishUnderstudies,
     PublishEpoch,
+    SaveAndHold,
     WorkerHello,
 )
 from unicron.sim.groups import Store
@@ -35,7 +36,7 @@ class AgentHost:
         config = AgentConfig(
             node=node,
             incarnation=incarnation,
-            slots=options.layout.tp * options.layout.pp,
+            slots=options.slots,
             understudies=1,
             store=f"tcp://{node}:7000",
             store_key="key",
@@ -130,6 +131,8 @@ class AgentHost:
                 worker.gate(lambda: worker.on_frame(message.plan))
             elif isinstance(message, FinishUnderstudies):
                 worker.gate(worker.on_finish)
+            elif isinstance(message, SaveAndHold):
+                worker.gate(lambda: worker.on_hold(message))
 
         self.world.scheduler.at(self._socket_ms, lambda: arrive() if self.alive else None)
 

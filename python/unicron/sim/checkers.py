@@ -4,54 +4,73 @@
 * each (iteration, micro-batch) counts exactly once in what is committed
 * nothing journaled is forgotten: a replay gives the state that the living coordinator had
 * no kill without evidence
+* no slot is given to two tasks, and none to one that is suspended or over; a task that left its slots trains no more,
+  and goes on at the very iteration it left
+* every decision is the planner's: solved again from its inputs it is the same; and none without something new (thrash)
 * queues stay bounded (the machines assert their own; the journal must not grow while nothing happens)
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from unicron.coordinator import events as on
+from unicron.coordinator.allocation import Allocation
 from unicron.coordinator.incident import Incident
-from unicron.coordinator.journal import Entry, EpochDecided, TaskRestarted, decode_entry
+from unicron.coordinator.journal import (
+    AllocationDecided,
+    Entry,
+    EpochDecided,
+    TaskRestarted,
+    TaskSuspended,
+    WorkersStarted,
+    decode_entry,
+)
 from unicron.coordinator.machine import CoordinatorMachine
-from unicron.coordinator.state import State
+from unicron.coordinator.planned import Planned
+from unicron.coordinator.state import Purpose, State
+from unicron.coordinator.transitions import WorkerPhase
 from unicron.healing.record import CommitResult
+from unicron.planner.planner import Planner
 from unicron.types import EpochPlan, Outcome, Rank
 
 if TYPE_CHECKING:
     from unicron.sim.cluster import Cluster
     from unicron.sim.worker import SimWorker
 
+LEFT = re.compile(r"saved at iteration (\d+)")
 REPLAY_EVERY = 400  # steps of the coordinator between two full comparisons
 
 
-class Checkers:
-    def __init__(self, world: Cluster) -> None:
+class TaskChecks:
+    """What must be true of one task."""
+
+    def __init__(self, world: Cluster, name: str) -> None:
         self.world = world
+        self.name = name
         self.roles: dict[tuple[int, Rank], str] = {}
         self.epoch = 0
         self.plans: dict[int, EpochPlan] = {}
-        self.incidents: dict[str, Incident] = {}
         self.committed = 0  # highest iteration any rank stepped
         self.num_steps = 0
-        self._coordinator_steps = 0
-
-    # ------------------------------------------------------------ training
+        self.left_at: int | None = None  # iteration at which it gave up its slots
 
     def role_used(self, plan: EpochPlan, rank: Rank, worker: str) -> None:
         holder = self.roles.setdefault((plan.epoch, rank), worker)
         member = plan.member(rank)
         if holder != worker or member is None or member.worker != worker:
-            self.world.violate(f"epoch {plan.epoch}, rank {rank}: {holder} and {worker}")
+            self.world.violate(f"{self.name}, epoch {plan.epoch}, rank {rank}: {holder} and {worker}")
         if self.plans.get(plan.epoch) != plan:
-            self.world.violate(f"epoch {plan.epoch} is not what was journaled")
+            self.world.violate(f"{self.name}: epoch {plan.epoch} is not what was journaled")
 
     def stepped(self, worker: SimWorker, commit: CommitResult) -> None:
         memory = worker.memory
         whole = tuple(range(worker.layout.num_micro_batches))
         if memory.iteration != commit.iteration:
             self.world.violate(f"{worker.name} at {memory.iteration} steps with {commit.iteration}")
+        if self.left_at is not None:
+            self.world.violate(f"{worker.name} steps {commit.iteration}, {self.name} left at {self.left_at}")
         for number, segment in enumerate(memory.segments):
             if segment != whole:
                 self.world.violate(
@@ -62,7 +81,47 @@ class Checkers:
         if commit.iteration > self.committed:
             self.committed = commit.iteration
             if commit.iteration % 10 == 0:
-                self.world.log("training", f"iteration {commit.iteration}")
+                self.world.log("training", f"{self.name}: iteration {commit.iteration}")
+
+    def planned(self, plan: EpochPlan) -> None:
+        if plan.epoch <= self.epoch:
+            self.world.violate(f"{self.name}: epoch {plan.epoch} journaled after {self.epoch}")
+        self.epoch = plan.epoch
+        self.plans[plan.epoch] = plan
+        if self.left_at is not None and int(plan.restore.rpartition("/")[2] or -1) != self.left_at:
+            self.world.violate(f"{self.name} left at {self.left_at} and begins from {plan.restore!r}")
+        self.left_at = None
+        self.world.count(f"plan:{plan.kind}")
+        if "no account of the healing" in plan.reason:
+            self.world.count("rescue")
+        self.world.log("journal", f"{self.name} epoch {plan.epoch} {plan.kind}: {plan.reason}")
+
+    def left(self, reason: str) -> None:
+        saved = LEFT.search(reason)
+        if saved is None:
+            return
+        self.left_at = int(saved[1])
+        self.world.count("left")
+        if self.committed + 1 != self.left_at:
+            self.world.violate(f"{self.name} committed {self.committed} and leaves at {self.left_at}")
+
+
+class Checkers:
+    def __init__(self, world: Cluster) -> None:
+        self.world = world
+        self.tasks: dict[str, TaskChecks] = {}
+        self.incidents: dict[str, Incident] = {}
+        self._coordinator_steps = 0
+        self._facts: tuple[Any, ...] = ()
+
+    def of(self, task: str) -> TaskChecks:
+        return self.tasks.setdefault(task, TaskChecks(self.world, task))
+
+    @property
+    def committed(self) -> int:
+        return sum(task.committed for task in self.tasks.values())
+
+    # ------------------------------------------------------------ training
 
     def killed(self, worker: SimWorker, reason: str) -> None:
         """Evidence is a fault of this very worker, or that the coordinator has no use for it any more."""
@@ -82,19 +141,68 @@ class Checkers:
 
     def journaled(self, entry: Entry) -> None:
         if isinstance(entry, EpochDecided):
-            plan = entry.plan
-            if plan.epoch <= self.epoch:
-                self.world.violate(f"epoch {plan.epoch} journaled after {self.epoch}")
-            self.epoch = plan.epoch
-            self.plans[plan.epoch] = plan
-            self.world.count(f"plan:{plan.kind}")
-            if "no account of the healing" in plan.reason:
-                self.world.count("rescue")
-            line = f"epoch {plan.epoch} {plan.kind}: {plan.reason}"
-            self.world.log("journal", line)
+            self.of(entry.plan.task).planned(entry.plan)
         elif isinstance(entry, TaskRestarted):
             self.world.count("restart_all")
-            self.world.log("journal", f"all restart: {entry.reason}")
+            self.world.log("journal", f"{entry.task}: all restart: {entry.reason}")
+        elif isinstance(entry, TaskSuspended):
+            self.world.log("journal", f"{entry.task} waits: {entry.reason}")
+            self.of(entry.task).left(entry.reason)
+        elif isinstance(entry, AllocationDecided):
+            self._decided(entry.allocation)
+        elif isinstance(entry, WorkersStarted):
+            self._started(entry)
+
+    def _started(self, entry: WorkersStarted) -> None:
+        """No slot twice: processes that hold or are to hold a role, and those told to end whose slot is given on. (One
+        that is replaced in place dies beside its heir.)"""
+        state = self.world.coordinator.machine.state
+        alive = {w.name for h in self.world.hosts.values() for w in h.workers.values() if w.alive}
+        holders = [
+            worker.name
+            for task in state.tasks.values()
+            for worker in task.workers.values()
+            if worker.node == entry.node
+            and worker.purpose in (Purpose.MEMBER, Purpose.JOINER)
+            and (worker.name in alive or worker.phase is WorkerPhase.STARTED)
+            and not (worker.phase is WorkerPhase.ENDING and task.placement.get(worker.rank) == worker.node)
+        ]
+        slots = state.nodes[entry.node].slots
+        if len(holders) > slots:
+            self.world.violate(f"{holders} on the {slots} slots of {entry.node}")
+
+    def _decided(self, allocation: Allocation) -> None:
+        self.world.count("decision:table" if allocation.from_table else "decision:solved")
+        self.world.log("journal", f"allocation {allocation.number}, {allocation.trigger}: {allocation.reason}")
+        facts = (allocation.nodes, allocation.tasks)
+        if facts == self._facts:
+            self.world.violate(f"allocation {allocation.number} without anything new: {allocation.trigger}")
+        self._facts = facts
+        state = self.world.coordinator.machine.state
+        for name in allocation.targets:
+            task = state.tasks[name]
+            if task.is_over or task.is_held:
+                self.world.violate(f"{name} is {task.phase.value}, held {task.is_held}, and gets slots")
+        planned = state.planned
+        if planned is None or planned.number != allocation.number:
+            return
+        self._solve_again(allocation, planned)
+
+    def _solve_again(self, allocation: Allocation, planned: Planned) -> None:
+        if not planned.cluster.tasks:
+            return
+        plan = Planner(planned.cluster, table=False).solve(planned.events)
+        names = [task.name for task in planned.cluster.tasks]
+        counts = {name: count for name, count in zip(names, plan.allocation, strict=True) if count}
+        said = {name: count for name, count in planned.counts.items() if count}
+        if counts != said:
+            self.world.violate(f"allocation {allocation.number} is {said}, solved again {counts}")
+        given = {name: len(roles) for name, roles in allocation.targets.items()}
+        for name in {*counts, *given}:
+            if given.get(name, 0) != counts.get(name, 0):
+                self.world.count("unplaced")
+                if given.get(name, 0) > counts.get(name, 0):
+                    self.world.violate(f"{name} gets {given.get(name)} slots, planned {counts.get(name)}")
 
     def incident(self, incident: Incident) -> None:
         before = self.incidents.get(incident.id)
@@ -127,9 +235,10 @@ class Checkers:
             self.world.violate(f"replay differs: {[(k, alive[k], replayed[k]) for k in sorted(differing)]}")
 
     def replayed(self, machine: CoordinatorMachine, journal: list[bytes]) -> None:
-        task = machine.state.tasks.get("task")
-        if task is not None and task.epoch != self.epoch:
-            self.world.violate(f"epoch {self.epoch} was journaled, replay knows {task.epoch}")
+        for task in machine.state.tasks.values():
+            epoch = self.of(task.name).epoch
+            if task.epoch != epoch:
+                self.world.violate(f"epoch {epoch} of {task.name} was journaled, replay knows {task.epoch}")
 
 
 def facts(state: State) -> dict[str, Any]:
@@ -139,13 +248,15 @@ def facts(state: State) -> dict[str, Any]:
         "incidents": dict(state.incidents),
         "incident_count": state.incident_count,
         "worker_counts": dict(state.worker_counts),
-        "nodes": {n.name: (n.incarnation, n.slots, n.store) for n in state.nodes.values()},
+        "nodes": {n.name: (n.incarnation, n.slots, n.store, n.is_drained) for n in state.nodes.values()},
+        "allocation": state.allocation,
     }
     for task in state.tasks.values():
         live = {n: (w.node, w.incarnation, w.rank, w.purpose.value) for n, w in task.workers.items()}
         found[f"task {task.name}"] = (
             task.epoch, task.plan, task.checkpoint, task.restarts, task.restart_count,
             task.is_restarting, task.outcome, task.cause, dict(task.placement),
+            task.is_held, task.leaving, task.is_pinned, dict(task.measured_s),
         )  # fmt: skip
         found[f"roles {task.name}"] = {n: v for n, v in live.items() if task.role_of(n) is not None}
     return found

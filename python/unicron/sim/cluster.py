@@ -1,49 +1,28 @@
-"""The simulated world: one coordinator, a node for each replica, connections, one task; and a log that is its
-history.
-"""
+"""The simulated world: one coordinator, nodes, connections, one task or several; and a log that is its history."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from unicron.agent.events import CoordinatorConnected, CoordinatorDisconnected
+from unicron.coordinator.deciding import facts_of, is_due
 from unicron.coordinator.events import AgentDisconnected, AgentProbed, TaskSubmitted
-from unicron.coordinator.job import Job
 from unicron.coordinator.state import TaskState
-from unicron.coordinator.transitions import NodePhase, TaskPhase
+from unicron.coordinator.transitions import TERMINAL, NodePhase, TaskPhase
 from unicron.messages import Reply
 from unicron.sim.agent_host import AgentHost
 from unicron.sim.checkers import Checkers
 from unicron.sim.coordinator_host import CoordinatorHost
 from unicron.sim.groups import Group, Store, Waiter
 from unicron.sim.network import Connection
+from unicron.sim.options import TASK, Options, TaskOptions
 from unicron.sim.scheduler import Scheduler, Streams
 from unicron.sim.worker import SimWorker
-from unicron.types import Layout, Rank
-
-TASK = "task"
-
-
-@dataclass
-class Options:
-    """Drawn from the seed (run.py), or given."""
-
-    seed: int
-    layout: Layout = field(default_factory=Layout)
-    iterations: int = 1_000_000
-    checkpoint_every: int = 0
-    stopped_grace_ms: int = 0
-    delay_ms: tuple[float, float] = (0.1, 1.0)
-    twice: float = 0.0  # a message of an agent arrives twice
-    num_faults: int = 3
-    faults_ms: float = 4_000.0  # length of the phase in which faults happen
-    crash_rate: float = 0.0
-    plant: str = ""
-    keep_log: bool = False
+from unicron.types import Rank
 
 
 class Cluster:
@@ -60,6 +39,7 @@ class Cluster:
         self.coordinator = CoordinatorHost(self)
         self.hosts: dict[str, AgentHost] = {}
         self.partitioned: dict[str, float] = {}  # node -> until
+        self.parts: dict[tuple[str, int, int], set[Rank]] = {}  # (task, epoch, iteration) -> whose part is saved
         self._groups: dict[tuple[str, tuple[Rank, ...]], Group] = {}
         self._rng = self.streams("network")
 
@@ -85,25 +65,20 @@ class Cluster:
 
     def start(self) -> None:
         self.coordinator.start()
-        for index in range(self.options.layout.dp):
+        for index in range(self.options.num_nodes):
             self.start_node(f"n{index}", 1)
-        self.scheduler.after(20.0, self._submit)
+        for task in self.options.tasks:
+            self.scheduler.after(task.at_ms, partial(self._submit, task))
 
-    def _submit(self) -> None:
-        options = self.options
-        job = Job(
-            name=TASK,
-            command=("train.py",),
-            layout=options.layout,
-            stopped_grace_ms=options.stopped_grace_ms,
-            checkpoint_dir="ckpt",
-            checkpoint_every=options.checkpoint_every,
-            restart_max=1_000,
-        )
-        self.coordinator.feed(TaskSubmitted("submit", job))
-        answer = self.answers.get("submit")
-        if answer is None or not answer.ok:  # its nodes have not all said hello
-            self.scheduler.after(20.0, self._submit)
+    def _submit(self, task: TaskOptions) -> None:
+        request = f"submit {task.name}"
+        if self.coordinator.alive and task.name in self.coordinator.machine.state.tasks:
+            return  # it was admitted, and the coordinator crashed before it could say so
+        if self.coordinator.alive:
+            self.coordinator.feed(TaskSubmitted(request, task.job(self.options.stopped_grace_ms)))
+        answer = self.answers.get(request)
+        if answer is None or not answer.ok:  # its nodes have not all said hello, or nobody listens
+            self.scheduler.after(20.0, partial(self._submit, task))
 
     def start_node(self, node: str, incarnation: int) -> None:
         self.log(node, f"agent starts, incarnation {incarnation}")
@@ -210,26 +185,34 @@ class Cluster:
         node = name.partition(".")[0]
         return self.hosts[node].workers.get(name)
 
+    def tasks(self) -> list[TaskState]:
+        return list(self.coordinator.machine.state.tasks.values())
+
     def members(self) -> list[SimWorker]:
-        """Live holders of roles in the coordinator's plan."""
-        task = self.task()
-        if task is None or task.plan is None:
-            return []
-        found = [self.worker(m.worker) for m in task.plan.members]
+        """Live holders of roles in the coordinator's plans."""
+        return [worker for task in self.tasks() for worker in self.members_of(task)]
+
+    def members_of(self, task: TaskState) -> list[SimWorker]:
+        found = [self.worker(m.worker) for m in task.plan.members] if task.plan else []
         return [w for w in found if w is not None and w.alive]
 
     def is_whole(self) -> bool:
-        """Full width, nobody missing, nothing open."""
-        task = self.task()
+        """Every task is what was decided, nobody is missing, nothing is open."""
         state = self.coordinator.machine.state
         return (
             self.coordinator.alive
-            and task is not None
-            and task.phase is TaskPhase.RUNNING
-            and task.plan is not None
-            and len(task.plan.replicas) == self.options.layout.dp
-            and not task.lost
-            and not task.reports
+            and len(state.tasks) == len(self.options.tasks)
+            and not is_due(state, facts_of(state))
             and all(n.phase is NodePhase.UP for n in state.nodes.values())
-            and len(self.members()) == self.options.layout.world_size
+            and all(self._is_settled(task) for task in state.tasks.values())
         )
+
+    def _is_settled(self, task: TaskState) -> bool:
+        target = self.coordinator.machine.state.target(task.name)
+        if task.phase in (*TERMINAL, TaskPhase.WAITING, TaskPhase.SUSPENDED):
+            return not target
+        if task.phase is not TaskPhase.RUNNING or task.plan is None:
+            return False
+        placed = {m.rank: m.node for m in task.plan.members}
+        is_open = task.lost or task.reports or task.leaving
+        return placed == target and not is_open and len(self.members_of(task)) == len(placed)

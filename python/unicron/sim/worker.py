@@ -14,13 +14,14 @@ from unicron.agent.events import Pulse
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
-from unicron.healing.record import CommitResult, Record
+from unicron.healing.record import CommitResult, Record, hold_vote
 from unicron.messages import (
     ArenaRequest,
     CollectiveFailed,
     ExceptionRaised,
     Finished,
     Healed,
+    SaveAndHold,
     Saved,
     StateLost,
     WorkerReady,
@@ -67,6 +68,8 @@ class SimWorker:
         self.then: Callable[[Any], None] | None = None
         self.in_store = False  # waits in a store: a newer epoch interrupts it
         self.is_waiting_role = False
+        self.is_told_to_hold = False
+        self.holds: int | None = None  # iteration at which it saved and waits
         self._own = 0  # segments reduced before the present Reduce
         self._reduced_before = 0  # ... before the present Compute
         self._fresh: Sum = ()  # what the present Compute has added up
@@ -152,6 +155,7 @@ class SimWorker:
         if self.newest is not None and plan.epoch <= self.newest.epoch:
             return
         self.newest = plan
+        self.is_told_to_hold = False  # who still must is told again in the new epoch
         self.unread.append(plan)
         touched = set(plan.touched)
         keep_healthy = self.world.options.plant == "keep-healthy-cross-group"
@@ -163,8 +167,13 @@ class SimWorker:
         elif self.in_store:
             token = self.token
             self._loop(0.5, lambda: self.broke(token, "a newer epoch"))
+        elif self.holds is not None:
+            self._loop(0.0, self._go_on)
         elif isinstance(self.action, (do.AwaitPlan, do.ReportStateLost)):
             self._loop(0.0, self._plan_came)
+
+    def on_hold(self, message: SaveAndHold) -> None:
+        self.is_told_to_hold = True
 
     def on_finish(self) -> None:
         if self.is_waiting_role:
@@ -357,7 +366,7 @@ class SimWorker:
     # the undisturbed iteration
 
     def _begin(self, iteration: int) -> None:
-        if iteration >= self.world.options.iterations:
+        if iteration >= self.world.options.of(self.task).iterations:
             self._advance(Stage.DONE)
             self.say(Finished(self.name, self.rank))
             self._later(self.rng.uniform(1.0, 10.0), lambda: self.die("exited", 0))
@@ -428,12 +437,15 @@ class SimWorker:
         assert self.machine is not None and self.machine.plan is not None
         epoch = self.machine.plan.epoch
 
-        def committed(results: dict[Rank, tuple[int, int]]) -> None:
-            if set(results.values()) != {(epoch, iteration)}:
+        def committed(results: dict[Rank, tuple[int, int, float]]) -> None:
+            if {result[:2] for result in results.values()} != {(epoch, iteration)}:
                 self.world.violate(f"{self.name}: commit of {results}")
-            self.run(on.CommitDone(CommitResult(iteration, 1.0, 1.0, 0.0, 1.0)))
+            hold = sum(vote for _, _, vote in results.values())
+            self.run(on.CommitDone(CommitResult(iteration, 1.0, 1.0, 0.0, 1.0, hold)))
 
-        self._within(self.everybody, ("commit", iteration), (epoch, iteration), committed)
+        vote = hold_vote(told=self.is_told_to_hold, may_hold=self.machine.may_hold)
+        mine = (epoch, iteration, vote)
+        self._within(self.everybody, ("commit", iteration), mine, committed)
 
     def _confirmed(self, results: dict[Rank, CommitResult | None]) -> None:
         self.run(on.Confirmed(next((r for r in results.values() if r is not None), None)))
@@ -443,7 +455,7 @@ class SimWorker:
         self.memory.is_torn = True
 
         def stepped() -> None:
-            self.world.checkers.stepped(self, commit)
+            self.world.checkers.of(self.task).stepped(self, commit)
             self.memory.end_step(commit.iteration + 1, gathered=not self.layout.sharded)
             self._done()
 
@@ -466,12 +478,49 @@ class SimWorker:
         iteration = action.commit.iteration
         if action.healed:
             self._say_healed(iteration)
-        every = self.world.options.checkpoint_every
+        every = self.world.options.of(self.task).checkpoint_every
         assert self.machine is not None and self.machine.plan is not None
+        if action.commit.hold > 0 and not action.healed and self._is_current():
+            self._hold(iteration + 1)
+            return
         if every and (iteration + 1) % every == 0 and self.rank == min(self.machine.plan.ranks):
             saved = Saved(self.name, self.rank, iteration + 1, f"ckpt/{iteration + 1}")
             self._later(self.rng.uniform(10.0, 60.0), lambda: self.say(saved))
         self._begin(iteration + 1)
+
+    def _hold(self, iteration: int) -> None:
+        """Save, and wait for the end or a newer epoch. Parts meet on the disk; the lowest rank says when all did."""
+        self.holds = iteration
+        assert self.machine is not None and self.machine.plan is not None
+        plan = self.machine.plan
+        self._advance(Stage.SAVE)
+
+        def written() -> None:
+            parts = self.world.parts.setdefault((self.task, plan.epoch, iteration), set())
+            parts.add(self.rank)
+            if self.rank == min(plan.ranks):
+                look()
+
+        def look() -> None:
+            if self.holds != iteration or not self._is_current():
+                return
+            if self.world.parts[self.task, plan.epoch, iteration] >= set(plan.ranks):
+                path = f"ckpt/{iteration}"
+                self.say(Saved(self.name, self.rank, iteration, path, plan.epoch, final=True))
+            else:
+                self._later(10.0, look)
+
+        self._later(self.rng.uniform(10.0, 60.0), written)
+
+    def _is_current(self) -> bool:
+        """No newer epoch than the one its groups are of."""
+        assert self.machine is not None and self.machine.plan is not None
+        return self.newest is None or self.newest.epoch == self.machine.plan.epoch
+
+    def _go_on(self) -> None:
+        if self.holds is not None:
+            iteration, self.holds = self.holds, None
+            self._begin(iteration)
 
     def _say_healed(self, iteration: int) -> None:
         assert self.machine is not None and self.machine.plan is not None
@@ -490,7 +539,7 @@ class SimWorker:
         """Exchanges and rebuilds both go through the epoch's store; a newer epoch interrupts the wait."""
         self._advance(Stage.HEAL, waiting=True)
         plan: EpochPlan = action.plan
-        self.world.checkers.role_used(plan, self.rank, self.name)
+        self.world.checkers.of(self.task).role_used(plan, self.rank, self.name)
         kind = type(action).__name__
         assert self.machine is not None
 
@@ -509,14 +558,14 @@ class SimWorker:
             return
         value = self.machine.record if kind.startswith("Exchange") else self
         store = self.world.store_at(plan.store)
-        store.gather((plan.epoch, kind, where), self, value, ranks, token)
+        store.gather((self.task, plan.epoch, kind, where), self, value, ranks, token)
 
     def _build(self, action: do.RebuildInside | do.RebuildCross, members: dict[Rank, Any]) -> None:
         epoch = action.plan.epoch
         if isinstance(action, do.RebuildInside):
             if self.inside is None or action.touched is None or action.touched:
                 self._forget(self.inside)
-                self.inside = self.world.group(f"inside/{epoch}", members)
+                self.inside = self.world.group(f"{self.task}/inside/{epoch}", members)
                 self.groups.append((self.inside, False))
             return
         keep = self.world.options.plant == "keep-healthy-cross-group"
@@ -525,11 +574,11 @@ class SimWorker:
         peers = {r: w for r, w in members.items() if _same_position(self.layout, r, mine)}
         if not (keep and self.data is not None and not touched & set(self.data.members)):
             self._forget(self.data)
-            self.data = self.world.group(f"data/{epoch}", peers) if len(peers) > 1 else None
+            self.data = self.world.group(f"{self.task}/data/{epoch}", peers) if len(peers) > 1 else None
             if self.data is not None:
                 self.groups.append((self.data, True))
         self._forget(self.everybody)
-        self.everybody = self.world.group(f"world/{epoch}", members) if len(members) > 1 else None
+        self.everybody = self.world.group(f"{self.task}/world/{epoch}", members) if len(members) > 1 else None
         if self.everybody is not None:
             self.groups.append((self.everybody, True))
 

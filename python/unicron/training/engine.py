@@ -21,7 +21,7 @@ from unicron.faults.perform import perform
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
-from unicron.healing.record import CommitResult, decode_record, encode_record
+from unicron.healing.record import CommitResult, decode_record, encode_record, hold_vote
 from unicron.messages import TEXT_CHARS_MAX, CollectiveFailed, StateLost
 from unicron.runtime.store_client import StoreClient, StoreError
 from unicron.training import account, compute, step
@@ -196,6 +196,7 @@ class Engine:
     def _commit(self, action: do.Commit) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)
         self._maybe_fault(FaultPoint.COMMIT)
+        self.link.take_orders()
         plan = self.machine.plan
         assert plan is not None
         for callback in self.on_reduced:
@@ -206,27 +207,28 @@ class Engine:
         scalars = self.memory.scalars
         vector = torch.tensor(  # on the GPU, where the group is NCCL's
             [1.0, float(plan.epoch), float(scalars[0]) if speaks else 0.0,
-             sumsq if speaks and finite else 0.0, 0.0 if finite else 1.0, float(scalars[1]) if speaks else 0.0],
+             sumsq if speaks and finite else 0.0, 0.0 if finite else 1.0, float(scalars[1]) if speaks else 0.0,
+             hold_vote(told=self.link.told_to_hold, may_hold=self.machine.may_hold)],
             dtype=torch.float64, device=self.memory.device,
         )  # fmt: skip
         if len(plan.ranks) > 1:
             dist.all_reduce(vector, group=self.groups.world)
             self._require_good(inside=False)
-        count, epochs, tokens, squares, found_inf, loss = vector.tolist()
+        count, epochs, tokens, squares, found_inf, loss, hold = vector.tolist()
         if count != len(plan.ranks) or epochs != count * plan.epoch:
             raise AssertionError(f"commit of epoch {plan.epoch}: {count} ranks, epochs sum to {epochs}")
-        return on.CommitDone(CommitResult(self.machine.record.iteration, tokens, squares, found_inf, loss))
+        return on.CommitDone(CommitResult(self.machine.record.iteration, tokens, squares, found_inf, loss, hold))
 
     def _confirm(self, action: do.Confirm) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)
         if action.report:
             self._report(action.report, inside=False)
         group = self.groups.replica_group()
-        mine = torch.zeros(6, dtype=torch.float64, device=self.memory.device)
+        mine = torch.zeros(7, dtype=torch.float64, device=self.memory.device)
         if action.result is not None:
             r = action.result
             mine = torch.tensor(
-                [1.0, r.iteration, r.tokens, r.sumsq, r.found_inf, r.loss_sum], dtype=torch.float64,
+                [1.0, r.iteration, r.tokens, r.sumsq, r.found_inf, r.loss_sum, r.hold], dtype=torch.float64,
                 device=self.memory.device,
             )  # fmt: skip
         all_of_them = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]

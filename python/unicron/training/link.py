@@ -12,6 +12,7 @@ from unicron.messages import (
     ArenaRequest,
     FinishUnderstudies,
     PublishEpoch,
+    SaveAndHold,
     WorkerHello,
     WorkerWelcome,
     decode,
@@ -54,7 +55,9 @@ class WorkerLink:
         control.setblocking(True)
         self.monitor = _core.WorkerMonitor(control.detach(), self.pulse)
         self.plan: EpochPlan | None = None
+        self._unread: list[EpochPlan] = []
         self.finished = False  # the task is done: an understudy leaves with exit code 0
+        self.told_to_hold = False  # the task gives up its slots: said in every commit until a newer epoch
 
     def send(self, message: Any) -> None:
         self.monitor.send(encode(message), SEND_MS_MAX)
@@ -62,20 +65,31 @@ class WorkerLink:
     def receive(self, timeout_ms: int) -> EpochPlan | None:
         """Next frame, if there is one in time; the plan in it, if it is one."""
         frame = self.monitor.next_frame(timeout_ms)
-        if frame is None:
-            return None
+        return None if frame is None else self._take(frame)
+
+    def _take(self, frame: bytes) -> EpochPlan | None:
         message = decode(frame)
         if isinstance(message, PublishEpoch):
             if self.plan is None or message.plan.epoch > self.plan.epoch:
                 self.plan = message.plan
+                self.told_to_hold = False  # who still must is told again in the new epoch
                 return message.plan
         elif isinstance(message, FinishUnderstudies):
             self.finished = True
+        elif isinstance(message, SaveAndHold):
+            self.told_to_hold = True
         return None
+
+    def take_orders(self) -> None:
+        """Read what has come, without waiting. A plan among it is given out by new_plans()."""
+        while (frame := self.monitor.next_frame(0)) is not None:
+            plan = self._take(frame)
+            if plan is not None:
+                self._unread.append(plan)
 
     def new_plans(self) -> list[EpochPlan]:
         """Plans that arrived since the last call, without waiting for more than is announced already."""
-        plans = []
+        plans, self._unread = self._unread, []
         while self.monitor.newest_epoch() > (self.plan.epoch if self.plan else 0):
             plan = self.receive(1_000)
             if plan is not None:

@@ -16,14 +16,25 @@ class Saving:
     def __init__(self, directory: str, every: int, model: Any, optimizer: Any, scheduler: Any) -> None:
         self._state = (model, optimizer, scheduler)
         self._every = every if directory else 0
+        self._directory = directory
         self._saver = checkpoint.Saver(directory) if self._every else None
+        self._last = -1
 
     def save_if_due(self, iteration: int, epoch: int) -> bool:
         """After the step of `iteration`. The epoch names this attempt: every rank of it computes the same tag."""
         if self._saver is None or (iteration + 1) % self._every:
             return False
         self._saver.save(iteration + 1, *self._state, tag=f"e{epoch}")
+        self._last = iteration
         return True
+
+    def save_last(self, iteration: int, epoch: int) -> None:
+        """The task leaves its slots after this iteration: saved whether it is due or not, unless it just was."""
+        if self._saver is None:
+            self._saver = checkpoint.Saver(self._directory)
+        if self._last != iteration:
+            self._saver.save(iteration + 1, *self._state, tag=f"e{epoch}")
+            self._last = iteration
 
     def poll(self) -> tuple[int, str] | None:
         """(iteration, path) of a checkpoint that became complete since the last call."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,13 +29,16 @@ from unicron.training import gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
 from unicron.training.engine import Engine, Left
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
-from unicron.training.link import WorkerLink
+from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory, force_optimizer_state
 from unicron.training.overlap import take_over
 from unicron.training.rehearsal import rehearse
 from unicron.training.roles import RoleChanged
 from unicron.training.sharded_step import is_sharded, undo_bytes
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
+
+HOLD_MS_MAX = 600_000  # above the coordinator's own bound for a checkpoint to become complete
+HOLD_POLL_S = 0.02
 
 
 class Metrics(msgspec.Struct, frozen=True):
@@ -45,6 +49,10 @@ class Metrics(msgspec.Struct, frozen=True):
     grad_norm: float
     tokens: int
     skipped: bool  # a non-finite gradient: parameters unchanged
+
+
+class HeldTooLong(RuntimeError):
+    """Told to save and wait, and then forgotten."""
 
 
 class NotManaged(RuntimeError):
@@ -109,6 +117,7 @@ class Session:
         self._engine: Engine | None = None
         self._model: Any = None
         self._next: int | None = None
+        self._holds = False  # the task gives up its slots after the iteration just committed
         self._callbacks: list[Callable[..., None]] = []
         self._reported = False
         self._checkpoints: Any = None
@@ -255,6 +264,8 @@ class Session:
             yield self._next
             if self._link.finished:
                 break
+            if self._holds:
+                self._hold()
 
     def train_step(self, iteration: int, forward_step: Any, dataset: Any) -> Metrics:
         """One optimizer step. forward_step: Megatron's; dataset: (iteration, micro_batch) -> batch, or map-style."""
@@ -271,11 +282,13 @@ class Session:
             self.report_exception(error)
             raise
         assert isinstance(end, do.EndIteration)
+        commit = end.commit
+        # A commit of a recovery holds nobody: not everybody may have it from the same all-reduce.
+        self._holds = commit.hold > 0 and not end.healed
         if end.healed:
             engine.account.healed(iteration)
             engine.groups.release_retired()
         self._next = iteration + 1
-        commit = end.commit
         tokens = max(commit.tokens, 1.0)
         return Metrics(
             iteration, commit.loss_sum / tokens, engine.stepper.grad_norm, int(commit.tokens),
@@ -313,6 +326,26 @@ class Session:
             self._link.send(Saved(self._link.worker, self.rank, finished[0], finished[1]))
         epoch = engine.machine.plan.epoch if engine.machine.plan else 0
         return bool(self._checkpoints.save_if_due(iteration, epoch))
+
+    def _hold(self) -> None:
+        """Save, say when the checkpoint is complete, and wait: the agent ends this process, or a newer epoch frees it.
+
+        Everybody holds after the same iteration, because the commit said so (healing/record.py). Raises HeldTooLong.
+        """
+        self._holds = False
+        engine, link = self._require_engine(), self._link
+        plan = engine.machine.plan
+        assert plan is not None and self._next is not None
+        self._checkpoints.save_last(self._next - 1, plan.epoch)
+        deadline = now_ms() + HOLD_MS_MAX
+        while link.monitor.newest_epoch() <= plan.epoch:
+            link.pulse.advance(int(Stage.SAVE), self._next, -1)
+            finished = self._checkpoints.poll()
+            if finished is not None and finished[0] == self._next and self.rank == min(plan.ranks):
+                link.send(Saved(link.worker, self.rank, finished[0], finished[1], plan.epoch, final=True))
+            if now_ms() > deadline:
+                raise HeldTooLong(f"saved at iteration {self._next} and neither ended nor freed in {HOLD_MS_MAX} ms")
+            time.sleep(HOLD_POLL_S)
 
     # ------------------------------------------------------------------ ends
 

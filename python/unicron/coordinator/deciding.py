@@ -1,0 +1,392 @@
+"""The decision: facts and the former allocation in, the next allocation out. Pure; the planner is a function here.
+
+One thing that happened, and nobody's admission changed by it: the answer stands in the planner's table. Anything else
+is solved directly. Either way the planner says counts and nodes, and this file turns them into roles: a replica that
+can stay where it is stays, the highest leave, the lowest free numbers come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from unicron.coordinator.admission import admitted
+from unicron.coordinator.allocation import Allocation
+from unicron.coordinator.demand import can_leave, demand_of, kept_slots, least_slots
+from unicron.coordinator.placement import place_replica
+from unicron.coordinator.planned import Planned
+from unicron.coordinator.state import State, TaskState, node_order
+from unicron.coordinator.transitions import NodePhase
+from unicron.planner.cluster import Cluster, Failures, Node, Transitions
+from unicron.planner.explain import explain
+from unicron.planner.planner import Decision, Planner
+from unicron.types import Rank
+
+Targets = dict[str, dict[Rank, str]]
+CHANGES_SAID_MAX = 6  # in one decision's trigger; the facts themselves are journaled whole
+
+
+class Facts(NamedTuple):
+    nodes: dict[str, int]  # usable node -> slots
+    tasks: tuple[str, ...]  # that want slots, oldest first
+    stuck: frozenset[str] = frozenset()  # what they have beside drained nodes is too little, and they cannot leave
+
+
+def facts_of(state: State) -> Facts:
+    nodes = {n.name: n.slots for n in state.nodes.values() if n.is_usable}
+    wanting = [t for t in state.tasks.values() if not t.is_over and not t.is_held]
+    stuck = frozenset(t.name for t in wanting if _is_stuck(state, t))
+    for name in sorted(stuck):
+        for node in state.target(name).values():
+            if state.nodes[node].is_drained and state.nodes[node].phase is not NodePhase.LOST:
+                nodes[node] = nodes.get(node, 0) + 1
+    ordered = dict(sorted(nodes.items(), key=lambda item: node_order(item[0])))
+    return Facts(ordered, tuple(t.name for t in wanting), stuck)
+
+
+def _is_stuck(state: State, task: TaskState) -> bool:
+    if can_leave(task):
+        return False
+    layout, target = task.job.layout, state.target(task.name)
+    homes = [
+        [state.nodes[target[rank]] for rank in layout.replica_ranks(replica)]
+        for replica in sorted({layout.replica_of(rank) for rank in target})
+    ]
+    there = [nodes for nodes in homes if all(node.phase is not NodePhase.LOST for node in nodes)]
+    drained = sum(any(node.is_drained for node in nodes) for nodes in there)
+    free = len(there) - drained
+    return drained > 0 and free * layout.replica_size < least_slots(task, free)
+
+
+def is_due(state: State, facts: Facts) -> bool:
+    """Did anything happen that an allocation depends on?"""
+    known = state.allocation
+    if facts.tasks != known.tasks:
+        return True
+    return bool(facts.tasks) and facts.nodes != known.nodes
+
+
+@dataclass(frozen=True)
+class Question:
+    """One decision's inputs, as far as admission went."""
+
+    state: State
+    facts: Facts
+    surviving: dict[str, int]  # task -> whole replicas that are still on usable nodes
+    chosen: list[TaskState]
+    gone: list[str]  # had slots; want or get none now
+
+    @property
+    def before(self) -> Allocation:
+        return self.state.allocation
+
+
+def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Planned]:
+    without: set[str] = set()
+    while True:
+        question = _question(state, facts, without)
+        planned, decision, from_table, words = _ask(question)
+        targets = _targets(question, decision)
+        homeless = _homeless(question, targets)
+        if not homeless:
+            break
+        # Its least number of slots is there, but not in places its groups fit into: it waits, the others go on.
+        without |= homeless
+    notes = _notes(question, targets, without)
+    reason = " ".join([words, *(f"{name}: {note}." for name, note in notes.items() if name not in targets)])
+    allocation = Allocation(
+        number=state.allocation.number + 1,
+        nodes=facts.nodes,
+        tasks=facts.tasks,
+        targets=targets,
+        trigger=_trigger(state, facts),
+        events=planned.events,
+        from_table=from_table,
+        waf=decision.waf if decision else 0.0,
+        reward=decision.reward if decision else 0.0,
+        reason=reason.strip(),
+        notes=notes,
+        at_ms=now_ms,
+    )
+    return allocation, planned
+
+
+def _question(state: State, facts: Facts, without: set[str]) -> Question:
+    surviving = {
+        name: len(_whole(state, facts, state.tasks[name])) for name in facts.tasks
+    }
+    pool = sum(facts.nodes.values())
+    chosen = admitted((state.tasks[name] for name in facts.tasks), surviving, pool, without)
+    names = {task.name for task in chosen}
+    gone = [name for name in state.allocation.targets if name not in names and name in state.tasks]
+    return Question(state, facts, surviving, chosen, gone)
+
+
+def _whole(state: State, facts: Facts, task: TaskState) -> list[int]:
+    """Replicas of its target all of whose nodes are usable, to it."""
+    layout, target = task.job.layout, state.target(task.name)
+    replicas = sorted({layout.replica_of(rank) for rank in target})
+    return [r for r in replicas if all(_keeps(state, facts, task, target[k]) for k in layout.replica_ranks(r))]
+
+
+def _keeps(state: State, facts: Facts, task: TaskState, node: str) -> bool:
+    return node in facts.nodes and (not state.nodes[node].is_drained or task.name in facts.stuck)
+
+
+# ------------------------------------------------------------ the planner
+
+
+class Asked(NamedTuple):
+    planner: Planner
+    events: tuple[str, ...]
+    from_table: bool
+    renamed: tuple[str, str] | None = None  # a new node: the planner's name for it, ours
+
+
+def _ask(question: Question) -> tuple[Planned, Decision | None, bool, str]:
+    """(what was asked and answered, the decision, whether the table had it, its words)."""
+    number = question.before.number + 1
+    if not question.chosen:
+        return Planned(number, Cluster((), ()), (), {}, {}), None, False, "Nothing runs."
+    asked = _in_table(question) or _direct(question)
+    decision = asked.planner.decision(asked.events)
+    words = explain(asked.planner, decision)
+    if asked.renamed:
+        theirs, ours = asked.renamed
+        moves = tuple(
+            msgspec.structs.replace(move, node=ours) if move.node == theirs else move for move in decision.moves
+        )
+        decision = msgspec.structs.replace(decision, moves=moves)
+    planned = Planned(number, asked.planner.cluster, asked.events, decision.allocation, decision.unplaced)
+    return planned, decision, asked.from_table, words
+
+
+def _in_table(question: Question) -> Asked | None:
+    """One thing happened, the tables foresaw it, and whoever is left keeps being admitted. The tables were made from
+    the present allocation (steering.py); throughput and failures may have moved a little since."""
+    planner, before, after = question.state.planner, question.before.nodes, question.facts.nodes
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    if planner is None or len(changed) + len(question.gone) != 1:
+        return None
+    if {task.name for task in planner.cluster.tasks} != {task.name for task in question.chosen} | {*question.gone}:
+        return None
+    renamed = None
+    if question.gone:
+        event = f"finish:{question.gone[0]}"
+    elif changed[0] not in after:
+        event = f"node:{changed[0]}"
+        if any(changed[0] in task.holds and _is_rigid(question.state, task.name) for task in planner.cluster.tasks):
+            return None  # what survives of it has become a count it may keep
+    elif changed[0] in before:
+        return None
+    elif changed[0] in {node.name for node in planner.cluster.nodes}:
+        event = f"join:{changed[0]}"
+    else:
+        event = f"join:{after[changed[0]]}"
+        renamed = (_stranger_name(planner.cluster.nodes), changed[0])
+    return Asked(planner, (event,), True, renamed) if event in planner.events else None
+
+
+def _is_rigid(state: State, name: str) -> bool:
+    return state.tasks[name].job.replicas_min == 0
+
+
+def _direct(question: Question) -> Asked:
+    """The cluster before it happened, except that who came is there already: a newcomer holds nothing, so it makes no
+    difference, and the tasks' least counts then fit."""
+    before, after = question.before.nodes, question.facts.nodes
+    there = {**{name: slots for name, slots in before.items() if name not in after}, **after}
+    cluster = _cluster(question, there)
+    leavers = [task.name for task in cluster.tasks if task.name in question.gone]
+    events = [f"node:{name}" for name in before if name not in after] + [f"finish:{name}" for name in leavers]
+    return Asked(Planner(cluster, table=False), tuple(events), False)
+
+
+def _cluster(question: Question, there: dict[str, int]) -> Cluster:
+    """there: node -> slots, of those that are up in the cluster's file, so to speak."""
+    state = question.state
+    nodes = tuple(
+        Node(
+            name,
+            there.get(name, node.slots),
+            faults=state.node_faults.get(name, 0),
+            state="up" if name in there else "lost",
+        )
+        for name, node in state.nodes.items()
+    )
+    names = {*question.gone, *(task.name for task in question.chosen)}
+    widest = max(there.values(), default=1)
+    demands = []
+    left = dict(there)
+    for task in (task for task in state.tasks.values() if task.name in names):
+        size = task.job.layout.replica_size
+        holds = {n: c for n, c in Counter(state.target(task.name).values()).items() if left.get(n, 0) >= c}
+        if sum(holds.values()) % size:
+            holds = {}
+        for node, count in holds.items():
+            left[node] -= count
+        if not holds and task.name in question.gone:
+            continue  # there is nothing that it could leave
+        whole = sum(holds.values()) // size
+        surviving = whole if task.name in question.gone else question.surviving[task.name]
+        demands.append(demand_of(task, holds, surviving, widest))
+    return Cluster(nodes, tuple(demands), 0, False, failures_of(state), transitions_of(state))
+
+
+def _stranger_name(nodes: tuple[Node, ...]) -> str:
+    """As planner/situation.py names it."""
+    known = {node.name for node in nodes}
+    return next(f"new{index}" for index in range(len(known) + 1) if f"new{index}" not in known)
+
+
+def tables_for(state: State) -> Planner | None:
+    """Plans for every one-step event from the allocation as it stands; None when nothing runs."""
+    facts = facts_of(state)
+    surviving = {name: len(_whole(state, facts, state.tasks[name])) for name in facts.tasks}
+    chosen = [state.tasks[name] for name in facts.tasks if state.target(name)]
+    return Planner(_cluster(Question(state, facts, surviving, chosen, []), facts.nodes)) if chosen else None
+
+
+def failures_of(state: State) -> Failures:
+    """The rate this cluster has shown, with the planner's prior."""
+    return Failures(seen=state.num_failures, slot_s=state.slot_ms / 1000)
+
+
+def transitions_of(state: State) -> Transitions:
+    """D_transition: the planner's value counts as one measurement beside those that were made."""
+    prior = Transitions()
+    means = {}
+    for kind, (count, total_s) in state.transitions_s.items():
+        means[f"{kind}_s"] = (getattr(prior, f"{kind}_s") + total_s) / (1 + count)
+    return msgspec.structs.replace(prior, **means)
+
+
+# ------------------------------------------------------------ counts to roles
+
+
+def _targets(question: Question, decision: Decision | None) -> Targets:
+    if decision is None:
+        return {}
+    targets = _placed(question, decision)
+    for task in question.chosen:
+        survived = _whole(question.state, question.facts, task)
+        kept = {r for r in survived if targets.get(task.name, {}).items() >= _roles(question, task, r).items()}
+        if survived and not kept and targets.get(task.name):
+            return _first_fit(question, decision)  # nobody is moved away whole to make room
+    return targets
+
+
+def _roles(question: Question, task: TaskState, replica: int) -> dict[Rank, str]:
+    target = question.state.target(task.name)
+    return {rank: target[rank] for rank in task.job.layout.replica_ranks(replica)}
+
+
+def _placed(question: Question, decision: Decision) -> Targets:
+    """Where the planner puts them: what they hold, and its moves."""
+    want = {task.name: Counter(question.state.target(task.name).values()) for task in question.chosen}
+    for move in decision.moves:
+        if move.task in want:
+            want[move.task][move.node] += move.change
+    targets = {}
+    for task in question.chosen:
+        left = {n: want[task.name][n] for n in question.facts.nodes if want[task.name][n] > 0}
+        roles = _assign(question, task, left, decision.allocation[task.name])
+        if roles:
+            targets[task.name] = roles
+    return targets
+
+
+def _first_fit(question: Question, decision: Decision) -> Targets:
+    """Without moving anybody: replicas stay as far as the counts allow, new ones go where there is room."""
+    free = dict(question.facts.nodes)
+    kept: Targets = {}
+    for task in question.chosen:
+        survived = _whole(question.state, question.facts, task)
+        most = decision.allocation[task.name] // task.job.layout.replica_size
+        kept[task.name] = {k: v for r in survived[:most] for k, v in _roles(question, task, r).items()}
+        for node in kept[task.name].values():
+            free[node] -= 1
+    for task in question.chosen:
+        _add(task, kept[task.name], free, decision.allocation[task.name])
+    return {name: roles for name, roles in kept.items() if roles}
+
+
+def _assign(question: Question, task: TaskState, left: dict[str, int], slots: int) -> dict[Rank, str]:
+    """Roles on `left` slots by node: who is there stays, lowest first, then free numbers."""
+    roles: dict[Rank, str] = {}
+    for replica in _whole(question.state, question.facts, task):
+        mine = _roles(question, task, replica)
+        need = Counter(mine.values())
+        if all(left.get(node, 0) >= count for node, count in need.items()):
+            roles.update(mine)
+            for node, count in need.items():
+                left[node] -= count
+    _add(task, roles, left, slots)
+    return roles
+
+
+def _add(task: TaskState, roles: dict[Rank, str], free: dict[str, int], slots: int) -> None:
+    """New replicas on free slots. Numbers that are in use elsewhere come last: such a one must leave before it can
+    come."""
+    layout = task.job.layout
+    have = {layout.replica_of(rank) for rank in roles}
+    busy = set(task.plan.replicas) if task.plan else set()
+    for replica in sorted(set(range(layout.dp)) - have, key=lambda r: (r in busy, r)):
+        if len(roles) >= slots:
+            return
+        roles.update(place_replica(layout, replica, free) or {})
+
+
+def _homeless(question: Question, targets: Targets) -> set[str]:
+    """Tasks that were given fewer slots than they run on, for want of whole places; the last admitted of them."""
+    for task in reversed(question.chosen):
+        size = task.job.layout.replica_size
+        surviving = min(question.surviving[task.name], len(targets.get(task.name, {})) // size)
+        if len(targets.get(task.name, {})) < kept_slots(task, surviving):
+            return {task.name}
+    return set()
+
+
+# ------------------------------------------------------------ words
+
+
+def _trigger(state: State, facts: Facts) -> str:
+    before = state.allocation
+    said = []
+    for name, slots in before.nodes.items():
+        node = state.nodes.get(name)
+        if name not in facts.nodes:
+            said.append(f"{name} is {'drained' if node is not None and node.is_drained else 'lost'}")
+        elif facts.nodes[name] != slots:
+            said.append(f"{name} has {facts.nodes[name]} slots, not {slots}")
+    said += [f"{name} joined" for name in facts.nodes if name not in before.nodes]
+    for name in before.tasks:
+        if name not in facts.tasks:
+            task = state.tasks.get(name)
+            said.append(f"{name} is {'suspended' if task is not None and task.is_held else 'over'}")
+    said += [f"{name} wants slots" for name in facts.tasks if name not in before.tasks]
+    more = len(said) - CHANGES_SAID_MAX
+    return ", ".join(said[:CHANGES_SAID_MAX] + ([f"and {more} changes more"] if more > 0 else []))
+
+
+def _notes(question: Question, targets: Targets, without: set[str]) -> dict[str, str]:
+    """One line for each task that wants slots: why it gets what it gets."""
+    notes = {}
+    pool = sum(question.facts.nodes.values())
+    for name in question.facts.tasks:
+        task = question.state.tasks[name]
+        before, after = len(question.state.target(name)), len(targets.get(name, {}))
+        least = least_slots(task, 0)
+        if after:
+            notes[name] = f"{after} of {pool} slots" + (f", before {before}" if before != after else ", as before")
+        elif name in without:
+            notes[name] = f"waits: no node has room for its groups of {task.job.layout.tp}"
+        elif before:
+            who = "checkpoint first, " if can_leave(task) and task.job.managed else ""
+            notes[name] = f"pre-empted ({who}it keeps its place): its {least} slots are not left by higher priority"
+        else:
+            notes[name] = f"waits: of {pool} slots its {least} are not left by those before it"
+    return notes

@@ -1,0 +1,284 @@
+"""What the coordinator decides for several tasks: admission, pre-emption, drains, tables, and that it stays put."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from several import Cluster
+from unicron.coordinator import events as on
+from unicron.coordinator.actions import WriteJournal
+from unicron.coordinator.deciding import facts_of, is_due
+from unicron.coordinator.demand import throughput_of
+from unicron.coordinator.job import Job, refusal_of
+from unicron.coordinator.journal import AllocationDecided
+from unicron.coordinator.state import TaskState
+from unicron.coordinator.transitions import TaskPhase
+from unicron.messages import (
+    AgentHeartbeat,
+    AgentHello,
+    FromWorker,
+    SaveAndHold,
+    Saved,
+    WorkerStatus,
+)
+from unicron.types import Layout, Stage
+
+
+def test_slots_go_where_they_earn_most() -> None:
+    cluster = Cluster(nodes=3)
+    table = {1: 1.0e12, 2: 1.8e12, 3: 2.4e12}
+    cluster.run("light", 3, throughput=table)
+    cluster.run("heavy", 3, throughput=table, weight=2.0)
+    assert cluster.widths() == cluster.placed() == {"light": 3, "heavy": 3}
+    cluster.run("third", 2, throughput={1: 1.0e12, 2: 1.8e12}, weight=3.0)
+    assert cluster.widths() == cluster.placed() == {"light": 1, "heavy": 3, "third": 2}
+    (home,) = set(cluster.tasks()["light"].placement.values())
+    other = next(node for node in ("n0", "n1", "n2") if node != home)
+    cluster.lose(other)
+    assert cluster.widths() == cluster.placed() == {"light": 1, "heavy": 1, "third": 2}
+    cluster.hello(other, 2)
+    cluster.bring_up()
+    assert cluster.widths() == cluster.placed() == {"light": 1, "heavy": 3, "third": 2}
+    assert not is_due(cluster.machine.state, facts_of(cluster.machine.state))
+
+
+def test_one_event_is_found_in_the_table_and_several_are_solved() -> None:
+    cluster = Cluster(nodes=3)
+    cluster.run("a", 6)
+    cluster.fire("tables/cluster")
+    cluster.lose("n2")
+    assert cluster.machine.state.allocation.from_table
+    assert cluster.widths() == {"a": 4}
+    cluster.lose("n1")  # before the tables are renewed
+    assert not cluster.machine.state.allocation.from_table
+    assert cluster.widths() == {"a": 2}
+    cluster.fire("tables/cluster")
+    cluster.hello("n2", 2)
+    assert cluster.machine.state.allocation.from_table and cluster.widths() == {"a": 4}
+    assert "join:n2" in cluster.machine.state.allocation.events
+
+
+def test_priority_then_age_and_a_blocked_head_blocks_nobody() -> None:
+    cluster = Cluster(nodes=2)
+    cluster.run("wide", 4, replicas_min=4)
+    cluster.run("wide-too", 4, replicas_min=4)
+    cluster.run("small", 1)
+    assert cluster.widths() == {"wide": 4}
+    cluster.lose("n1")
+    # Neither wide one fits two slots; the small one, youngest of all, does.
+    assert cluster.widths() == {"small": 1}
+    assert cluster.tasks()["wide"].leaving
+    notes = cluster.machine.state.allocation.notes
+    assert "pre-empted" in notes["wide"] and notes["wide-too"].startswith("waits")
+
+
+def test_victims_are_the_newest_of_the_lowest_priority_and_keep_their_place() -> None:
+    cluster = Cluster(nodes=2)
+    for name in ("first", "second", "third"):
+        cluster.run(name, 1)
+    cluster.run("low", 1, priority=-1)
+    assert set(cluster.widths()) == {"first", "second", "third", "low"}
+    cluster.run("high", 2, priority=5, replicas_min=2)
+    assert cluster.widths() == {"first": 1, "second": 1, "high": 2}
+    for name in ("third", "low"):
+        assert cluster.tasks()[name].leaving and cluster.tasks()[name].phase is TaskPhase.RUNNING
+        cluster.say_saved(name, 7)
+        assert cluster.tasks()[name].phase is TaskPhase.WAITING
+    assert cluster.placed() == cluster.widths()
+    cluster.ask(on.CancelRequested("c", "first"))
+    assert set(cluster.widths()) == {"second", "third", "high"}  # older than `low`, and of higher priority
+    assert cluster.tasks()["third"].plan is not None and cluster.tasks()["third"].plan.restore == "ckpt/7"
+
+
+def test_who_cannot_save_is_not_pre_empted() -> None:
+    cluster = Cluster(nodes=1)
+    cluster.run("bare", 2, checkpoint_dir="", replicas_min=2)
+    cluster.run("high", 1, priority=9)
+    assert cluster.widths() == {"bare": 2}
+    reply = cluster.ask(on.SuspendRequested("s", "bare"))
+    assert not reply.ok and "has no checkpoint.dir" in reply.error
+
+
+def test_suspended_and_resumed_where_it_stood() -> None:
+    cluster = Cluster(nodes=2)
+    cluster.run("a", 2)
+    cluster.run("b", 4)
+    assert cluster.widths() == {"a": 2, "b": 2}
+    assert cluster.ask(on.SuspendRequested("s", "a")).ok
+    assert cluster.widths() == {"b": 4} and cluster.placed() == {"a": 2, "b": 2}  # until its state is safe
+    stale = cluster.tasks()["a"]
+    cluster.restart()
+    told: list[SaveAndHold] = []
+    for node in ("n0", "n1"):
+        back = tuple(
+            WorkerStatus(t.name, w.name, w.incarnation, 1, w.rank, False, True, t.epoch, Stage.IDLE, 9)
+            for t in cluster.tasks().values() for w in t.workers.values() if w.node == node
+        )  # fmt: skip
+        plans = tuple(t.plan for t in cluster.tasks().values() if t.plan)
+        hello = AgentHello(node, 1, 2, 1, f"tcp://{node}:7000", "key", back, plans)
+        cluster.feed(on.AgentMessage(node, hello))
+        told += cluster.sent(SaveAndHold)
+    assert cluster.tasks()["a"] is not stale and cluster.tasks()["a"].leaving
+    assert {order.task for order in told} == {"a"}, "told again by the coordinator that came back"
+    cluster.say_saved("a", 12)
+    assert cluster.tasks()["a"].phase is TaskPhase.SUSPENDED and cluster.placed() == {"b": 4}
+    assert not cluster.ask(on.SuspendRequested("s", "a")).ok
+    assert cluster.ask(on.ResumeRequested("s", "a")).ok
+    assert not cluster.ask(on.ResumeRequested("s", "a")).ok
+    assert cluster.placed() == cluster.widths() == {"a": 2, "b": 2}
+    assert cluster.tasks()["a"].plan.restore == "ckpt/12"  # type: ignore[union-attr]
+
+
+def test_a_last_word_of_an_older_epoch_ends_nobody() -> None:
+    cluster = Cluster(nodes=1)
+    cluster.run("a", 2)
+    cluster.ask(on.SuspendRequested("s", "a"))
+    task = cluster.tasks()["a"]
+    member = task.plan.members[0]  # type: ignore[union-attr]
+    body = Saved(member.worker, member.rank, 9, "ckpt/9", task.epoch - 1, final=True)
+    cluster.feed(on.AgentMessage("n0", FromWorker("n0", "a", body, 1)))
+    assert task.phase is TaskPhase.RUNNING and task.checkpoint == (9, "ckpt/9")
+
+
+def test_a_task_that_cannot_save_in_time_stays_and_is_freed() -> None:
+    cluster = Cluster(nodes=1)
+    cluster.run("a", 2)
+    cluster.ask(on.SuspendRequested("s", "a"))
+    epoch = cluster.tasks()["a"].epoch
+    cluster.fire("leave/a")
+    cluster.bring_up()
+    task = cluster.tasks()["a"]
+    assert (task.phase, task.epoch, task.is_held, task.leaving) == (TaskPhase.RUNNING, epoch + 1, False, "")
+    assert cluster.placed() == cluster.widths() == {"a": 2}
+    assert "no checkpoint became complete" in cluster.ask(on.SuspendRequested("s", "a")).error
+
+
+def test_a_drained_node_is_emptied_and_used_again() -> None:
+    cluster = Cluster(nodes=2)
+    cluster.run("a", 3)
+    reply = cluster.ask(on.DrainRequested("d", "n0", True))
+    assert reply.ok and reply.result["workers"] > 0
+    assert Counter(cluster.tasks()["a"].placement.values()) == {"n1": 2}
+    assert all(w.node == "n1" for w in cluster.tasks()["a"].workers.values() if w.purpose == "member")
+    assert "n0 is drained" in cluster.machine.state.allocation.trigger
+    assert not cluster.ask(on.DrainRequested("d", "n0", True)).ok
+    assert cluster.ask(on.DrainRequested("d", "n9", True)).error.startswith("no node n9")
+    cluster.ask(on.DrainRequested("d", "n0", False))
+    assert cluster.placed() == {"a": 3}
+
+
+def test_the_same_facts_decide_nothing_twice() -> None:
+    cluster = Cluster(nodes=2)
+    cluster.run("a", 2)
+    cluster.run("b", 2, weight=3.0)
+
+    def decisions() -> int:
+        return cluster.machine.state.allocation.number
+
+    before = decisions()
+    cluster.beat("n0")
+    cluster.disconnected("n1")
+    cluster.hello("n1")  # it only reconnected
+    cluster.fire("tables/cluster")
+    assert decisions() == before
+    cluster.restart()
+    assert decisions() == before and not any(
+        isinstance(a, WriteJournal) and isinstance(a.entry, AllocationDecided) for a in cluster.actions
+    )
+
+
+def test_impossible_wishes_are_refused() -> None:
+    cluster = Cluster(nodes=2)
+    assert "needs 5 slots" in cluster.run("a", 5, replicas_min=5).error
+    assert cluster.run("a", 5).ok  # with one replica at least it fits
+    assert "a task a is" in cluster.run("a", 1).error
+    job = Job("t", ("x",), Layout(dp=2, num_micro_batches=4))
+    for changes, text in (
+        ({"weight": float("nan")}, "weight nan"),
+        ({"weight": -1.0}, "weight -1.0"),
+        ({"replicas_min": 3}, "replicas_min 3"),
+        ({"throughput": {1: 1.0}}, "no value for [2]"),
+        ({"throughput": {1: 1.0, 2: float("inf")}}, "at 2 slots is inf"),
+        ({"throughput": {1: 1.0, 2: 1.0, 4: 1.0}}, "names [4]"),
+        ({"name": "a b"}, "name 'a b'"),
+    ):
+        assert text in refusal_of(msgspec.structs.replace(job, **changes)), changes
+
+
+def test_what_was_measured_replaces_what_was_stated() -> None:
+    job = Job("t", ("x",), Layout(dp=4, num_micro_batches=4), throughput={n: n * 1e12 for n in (1, 2, 3, 4)})
+    task = TaskState("t", msgspec.structs.replace(job, iteration_flop=4e12))
+    assert throughput_of(task, 2) == 2e12
+    task.measured_s = {2: 4.0}
+    assert throughput_of(task, 2) == 1e12
+    assert throughput_of(task, 4) == pytest.approx(2e12)  # scaled by what was seen at 2
+    task.measured_s[4] = 4.0
+    assert throughput_of(task, 4) == 1e12
+    task.job = msgspec.structs.replace(job, measured=False)
+    assert throughput_of(task, 4) == 4e12
+    unknown = TaskState("t", msgspec.structs.replace(job, throughput={}), measured_s={1: 2.0, 2: 1.5})
+    assert throughput_of(unknown, 2) / throughput_of(unknown, 1) == pytest.approx(2.0 / 1.5)
+
+
+def test_speed_is_read_from_heartbeats() -> None:
+    cluster = Cluster(nodes=1)
+    cluster.run("a", 2, measured=True)
+    task = cluster.tasks()["a"]
+    for iteration in range(0, 60, 5):
+        statuses = tuple(
+            WorkerStatus("a", w.name, w.incarnation, 1, w.rank, False, True, task.epoch, Stage.COMPUTE, iteration)
+            for w in task.workers.values() if w.purpose == "member"
+        )  # fmt: skip
+        cluster.feed(on.AgentMessage("n0", AgentHeartbeat("n0", 1, iteration, statuses)), after_ms=1_000.0)
+    assert task.measured_s == {2: pytest.approx(0.2)}
+
+
+def test_who_cannot_leave_keeps_what_it_has() -> None:
+    """It may not be stopped, so neither a drain nor a loss that leaves it too little takes the rest away."""
+    cluster = Cluster(nodes=2)
+    cluster.run("bare", 4, checkpoint_dir="", replicas_min=3)
+    assert cluster.widths() == {"bare": 4}
+    cluster.ask(on.DrainRequested("d", "n0", True))
+    assert cluster.widths() == cluster.placed() == {"bare": 4}  # it stays on the drained node
+    cluster.ask(on.DrainRequested("d", "n0", False))
+    cluster.lose("n0")
+    assert cluster.widths() == cluster.placed() == {"bare": 2}
+    saving = Cluster(nodes=2)
+    saving.run("saves", 4, replicas_min=3)
+    saving.run("waits", 1)
+    saving.lose("n0")
+    assert saving.widths() == {"waits": 1} and saving.tasks()["saves"].leaving
+
+
+def test_a_node_that_comes_back_smaller() -> None:
+    cluster = Cluster(nodes=1, slots=4)
+    cluster.run("wide", 4, replicas_min=4)
+    cluster.run("small", 2)
+    assert cluster.widths() == {"wide": 4}
+    cluster.hello("n0", 2, slots=2)
+    cluster.bring_up()
+    assert cluster.widths() == cluster.placed() == {"small": 2}
+
+
+def test_many_changes_are_told_briefly() -> None:
+    cluster = Cluster(nodes=40)
+    cluster.run("a", 80, layout=Layout(dp=80, num_micro_batches=80))
+    trigger = cluster.machine.state.allocation.trigger
+    assert trigger.endswith("and 35 changes more") and len(trigger) < 200
+
+
+@pytest.mark.parametrize(("failures", "grows"), [(0, True), (10_000_000, False)])
+def test_a_move_must_earn_more_than_it_costs(failures: int, grows: bool) -> None:
+    """Where the next failure is seconds away, free slots stay free: growing costs more than it earns until then."""
+    cluster = Cluster(nodes=2)
+    cluster.run("a", 4, throughput={n: 1e12 * n for n in (1, 2, 3, 4)})
+    cluster.run("b", 2, replicas_min=2)
+    assert cluster.widths() == {"a": 2, "b": 2}
+    cluster.machine.state.num_failures = failures
+    cluster.machine.state.slot_ms = 1e9 if failures else 0.0
+    cluster.ask(on.CancelRequested("c", "b"))
+    assert cluster.widths() == {"a": 4 if grows else 2}
+    assert cluster.placed() == cluster.widths()
