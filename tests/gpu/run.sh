@@ -99,7 +99,7 @@ step unit 60 "${pytest[@]}" tests/unit/test_native_gpu.py tests/unit/test_arena_
 step kernels 90 "${pytest[@]}" tests/gpu/test_kernels.py
 step arena 150 "${pytest[@]}" tests/gpu/test_arena.py
 step nccl 150 "${pytest[@]}" tests/gpu/test_nccl.py
-step template 60 "${pytest[@]}" tests/gpu/test_template.py
+step template 60 "${pytest[@]}" tests/gpu/test_gpu_template.py
 table managed_dp2 150 bash -c "managed 1,1,2 small $all_kills"
 table bench_gone 60 "$PYTHON" bench/gpu/bench_gone.py --runs 3
 table bench_arena 60 "$PYTHON" bench/gpu/bench_arena.py --runs 2
