@@ -13,13 +13,14 @@ from unicron.coordinator.accounting import cost_of
 from unicron.coordinator.demand import replica_counts, throughput_of
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.placement import held_slots
-from unicron.coordinator.state import NodeState, State, TaskState
+from unicron.coordinator.state import NodeState, State, TaskState, node_order
 from unicron.coordinator.transitions import TERMINAL
 from unicron.types import Stage
 
 
 def nodes_view(state: State) -> list[dict[str, Any]]:
-    return [_node(node, state) for node in state.nodes.values()]
+    """In the order of their names, however they came."""
+    return [_node(state.nodes[name], state) for name in sorted(state.nodes, key=node_order)]
 
 
 def _node(node: NodeState, state: State) -> dict[str, Any]:
