@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, print_json
+from unicron.cli.common import Coordinator, Json, Keys, order
 
 
 def main(
@@ -19,10 +19,8 @@ def main(
 
     Example: unicron cancel gpt-small
     """
-    from unicron.runtime.client import from_environment
 
-    result = from_environment(coordinator, keys).ask("cancel", task=task)
-    if json:
-        print_json({"task": task, "result": result})
-    else:
-        print(f"{task} is being stopped")
+    def said(_: Any) -> str:
+        return f"{task} is being stopped"
+
+    order("cancel", said, coordinator, keys, json, task=task)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unicron.runtime.client import CoordinatorRefused, CoordinatorSilent
+from unicron.runtime.client import CoordinatorRefused, CoordinatorSilent, from_environment
 from unicron.runtime.files import FileProblem
 from unicron.runtime.journal_sqlite import JournalProblem
 from unicron.runtime.keys import KeyProblem
@@ -73,6 +73,15 @@ def _failed(verb: str, error: Exception) -> int:
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=None, default=str) + "\n")
     sys.stdout.flush()
+
+
+def order(verb: str, said: Callable[[Any], str], coordinator: str, keys: str, json: bool, **subject: Any) -> None:
+    """Ask the coordinator to do it to one task or node. said: the line for people, of the result."""
+    result = from_environment(coordinator, keys).ask(verb, **subject)
+    if json:
+        print_json({**subject, "result": result})
+    else:
+        print(said(result))
 
 
 def print_table(rows: Iterable[dict[str, Any]], columns: Sequence[str], empty: str, title: str = "") -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, print_json
+from unicron.cli.common import Coordinator, Json, Keys, order
 
 
 def main(
@@ -19,10 +19,8 @@ def main(
 
     Example: unicron drain n3
     """
-    from unicron.runtime.client import from_environment
 
-    result = from_environment(coordinator, keys).ask("drain", node=node)
-    if json:
-        print_json({"node": node, "result": result})
-    else:
-        print(f"{node} is being emptied of {result['workers']} workers: unicron nodes shows when it is")
+    def said(result: Any) -> str:
+        return f"{node} is being emptied of {result['workers']} workers: unicron nodes shows when it is"
+
+    order("drain", said, coordinator, keys, json, node=node)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, print_json
+from unicron.cli.common import Coordinator, Json, Keys, order
 
 
 def main(
@@ -19,10 +19,8 @@ def main(
 
     Example: unicron suspend gpt-small
     """
-    from unicron.runtime.client import from_environment
 
-    result = from_environment(coordinator, keys).ask("suspend", task=task)
-    if json:
-        print_json({"task": task, "result": result})
-    else:
-        print(f"{task} saves and leaves its slots: unicron resume {task} lets it go on")
+    def said(_: Any) -> str:
+        return f"{task} saves and leaves its slots: unicron resume {task} lets it go on"
+
+    order("suspend", said, coordinator, keys, json, task=task)

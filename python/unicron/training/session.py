@@ -181,7 +181,7 @@ class Session:
             built, said = ("distributed", "plain") if not self.layout.sharded else ("plain", "distributed")
             raise ValueError(
                 f"the script builds a {built} optimizer, but the task was submitted with a {said} one: "
-                f"say --optimizer {built} (in a job file, optimizer: {built}), or change use_distributed_optimizer"
+                f"say --optimizer {built} to unicron run, or change use_distributed_optimizer"
             )
         if not self.layout.sharded:
             return 0
