@@ -381,9 +381,7 @@ class NcclTable:
     def register_torch(self, group: int, handle: int, device: int, ranks: list[int], cross: bool) -> None:
         """One that torch owns (ProcessGroupNCCL._comm_ptr()): it is revoked, never freed here."""
 
-    def register_own(
-        self, group: int, communicator: NcclCommunicator, ranks: list[int], cross: bool
-    ) -> None:
+    def register_own(self, group: int, communicator: NcclCommunicator, ranks: list[int], cross: bool) -> None:
         """It belongs to the table from here on, and is aborted."""
 
     def forget(self, group: int, timeout_ms: int) -> bool:
@@ -444,9 +442,7 @@ class PlannerAlternative:
     """One way to answer an event: slots to give out, changed tasks (ascending), what is spent in FLOP, and the
     seconds over which rewards are counted (below 0: D_running(pool)), the same for all alternatives of an event."""
 
-    def __init__(
-        self, pool: int, overrides: list[PlannerOverride], cost_flop: float, running_s: float
-    ) -> None: ...
+    def __init__(self, pool: int, overrides: list[PlannerOverride], cost_flop: float, running_s: float) -> None: ...
 
 @final
 class PlannerPlan:
@@ -487,9 +483,7 @@ class PlannerProblem:
     def table(self, events: list[list[PlannerAlternative]]) -> PlannerTable:
         """solve() of every event, sharing sums between them. Releases the GIL."""
 
-def planner_running_s(
-    prior_failures: float, prior_slot_s: float, failures: float, slot_s: float, pool: int
-) -> float:
+def planner_running_s(prior_failures: float, prior_slot_s: float, failures: float, slot_s: float, pool: int) -> float:
     """D_running of `pool` slots in seconds: failures per slot-second with a Gamma prior, its mean inverted."""
 
 def planner_instructions() -> str:

@@ -23,9 +23,7 @@ MESSAGE_BYTES_MAX = 4 << 20
 TEXT_CHARS_MAX = 16_384  # exception texts, reasons: truncated at the door, by the sender
 
 
-class _Message(
-    msgspec.Struct, frozen=True, tag_field="message", tag=True, forbid_unknown_fields=True
-):
+class _Message(msgspec.Struct, frozen=True, tag_field="message", tag=True, forbid_unknown_fields=True):
     pass
 
 
@@ -95,17 +93,13 @@ class Healed(_Message, frozen=True):
     iteration_ms: float  # wall time of the interrupted iteration on this rank
     median_ms: float  # median of the iterations before it
     committed_ns: int
-    micro_batches_recomputed: tuple[
-        tuple[int, int], ...
-    ]  # (iteration, micro-batch) whose forward began again here
+    micro_batches_recomputed: tuple[tuple[int, int], ...]  # (iteration, micro-batch) whose forward began again here
     recompute_ms: float
     groups_kept: int
     groups_rebuilt: int
     state_source: str
     iterations_lost: int
-    phases_ms: dict[
-        str, float
-    ]  # seconds by phase of recovery: await_plan, regroup_inside, compute, regroup_cross...
+    phases_ms: dict[str, float]  # seconds by phase of recovery: await_plan, regroup_inside, compute, regroup_cross...
 
 
 class Saved(_Message, frozen=True):
@@ -158,9 +152,7 @@ class WorkerWelcome(_Message, frozen=True):
 class ArenaGrant(_Message, frozen=True):
     nbytes: int
     adopted: bool
-    refused: str = (
-        ""  # why the last arena was not given (other digest, owner alive after the bound, none)
-    )
+    refused: str = ""  # why the last arena was not given (other digest, owner alive after the bound, none)
     sizes: tuple[int, ...] = ()  # of an adopted arena's GPU slabs; their descriptors follow the arena's own
 
 
@@ -212,9 +204,7 @@ class AgentHello(_Message, frozen=True):
     understudies: int
     store: str  # endpoint at which this agent would host rendezvous stores
     store_key: str
-    workers: tuple[
-        WorkerStatus, ...
-    ] = ()  # what lives here already (a coordinator that comes back finds it)
+    workers: tuple[WorkerStatus, ...] = ()  # what lives here already (a coordinator that comes back finds it)
     plans: tuple[EpochPlan, ...] = ()  # newest plan known, per task
     clock: str = ""  # whose monotonic clock this agent reads; equal on one machine
 
@@ -384,9 +374,7 @@ class ArmFault(_Message, frozen=True):
 
     task: str
     rank: Rank
-    fault: (
-        str  # kill | segv | abort | exit | exception | oom | stop | deadlock | gil | reset | leave
-    )
+    fault: str  # kill | segv | abort | exit | exception | oom | stop | deadlock | gil | reset | leave
     point: str  # compute | forward | pipeline | tie | reduce | commit | step | idle | now
     iteration: int  # -1: the next time it passes
     micro_batch: int = -1

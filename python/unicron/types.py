@@ -142,9 +142,7 @@ class EpochPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # (a failure during a recovery: members of one replica may have got to different places in it).
     touched: tuple[Rank, ...] = ()
     heirs: tuple[Rank, ...] = ()  # ranks whose worker is new in this epoch
-    store: str = (
-        ""  # tcp://host:port of the epoch's rendezvous store (agent of the lowest surviving node)
-    )
+    store: str = ""  # tcp://host:port of the epoch's rendezvous store (agent of the lowest surviving node)
     store_key: str = ""  # its CURVE public key (Z85)
     restore: str = ""  # RESTORE: checkpoint directory to load, for everybody
     incidents: tuple[str, ...] = ()  # incident ids this plan answers

@@ -85,9 +85,7 @@ class Coordinator:
 
     # ------------------------------------------------------------ events
 
-    def hello(
-        self, node: str, incarnation: int = 1, slots: int = 2, *, knows: bool = False, clock: str = ""
-    ) -> None:
+    def hello(self, node: str, incarnation: int = 1, slots: int = 2, *, knows: bool = False, clock: str = "") -> None:
         """knows: the agent tells the workers and the plan that the machine expects there."""
         self.incarnations[node] = incarnation
         workers: tuple[WorkerStatus, ...] = ()

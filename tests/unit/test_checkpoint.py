@@ -26,10 +26,7 @@ def test_save_and_load_are_exact_at_two_ranks(tmp_path):
     """
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
-    ranks = [
-        context.Process(target=_rank, args=(rank, str(tmp_path), results), daemon=True)
-        for rank in range(2)
-    ]
+    ranks = [context.Process(target=_rank, args=(rank, str(tmp_path), results), daemon=True) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -197,9 +194,7 @@ def save_all(saver: checkpoint.Saver, iterations, value: float = 1.0) -> list:
 def test_keeps_the_newest_and_marks_the_latest(alone, tmp_path):
     saver = checkpoint.Saver(tmp_path, keep=2)
     results = save_all(saver, range(1, 6))
-    assert [(r.iteration, r.complete, r.error) for r in results] == [
-        (i, True, "") for i in range(1, 6)
-    ]
+    assert [(r.iteration, r.complete, r.error) for r in results] == [(i, True, "") for i in range(1, 6)]
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["iter_0000004", "iter_0000005"]
     assert checkpoint.find_latest(tmp_path) == tmp_path / "iter_0000005"
     assert (tmp_path / checkpoint.LATEST).read_text().strip() == "5"

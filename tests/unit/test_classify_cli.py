@@ -77,9 +77,7 @@ def write(path: Path, content: str | bytes | dict[str, Any]) -> str:
         ("pretty.json", json.dumps({"dumps": {"0": DUMP, "1": IDLE}}, indent=1), ("SEV2", "1")),
     ],
 )
-def test_a_file_of_each_kind(
-    run: Run, tmp_path: Path, name: str, content: Any, wanted: tuple[str, str | None]
-) -> None:
+def test_a_file_of_each_kind(run: Run, tmp_path: Path, name: str, content: Any, wanted: tuple[str, str | None]) -> None:
     (found,) = run(write(tmp_path / name, content))
     assert found.keys() == {*FIELDS, "evidence"}
     assert (found["severity"], found["root_rank"]) == wanted, found

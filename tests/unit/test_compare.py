@@ -266,9 +266,7 @@ NODE_LOST = {
 
 
 def test_a_resized_run_passes_within_4_eps(tmp_path, reference):
-    result = verdict(
-        resized(tmp_path), reference, name="node-lost", incidents=[incident(**NODE_LOST)]
-    )
+    result = verdict(resized(tmp_path), reference, name="node-lost", incidents=[incident(**NODE_LOST)])
     assert result["passed"], result["reasons"]
     assert 0.5 * judge.EPS < result["gradient"]["healed_max_rel_diff"] <= 4 * judge.EPS
 

@@ -77,10 +77,7 @@ def test_what_a_script_writes_into_a_batch_stays_there(dataset):
 
 def test_the_same_words_on_every_machine():
     """Raw Philox output: a change here changes what every task trains on."""
-    assert (
-        draw(1, 2, 3, 2).tolist()
-        == np.random.Philox(key=[1, 2], counter=[0, 0, 0, 3]).random_raw(2).tolist()
-    )
+    assert draw(1, 2, 3, 2).tolist() == np.random.Philox(key=[1, 2], counter=[0, 0, 0, 3]).random_raw(2).tolist()
     assert draw(1, 2, 3, 2).tolist() != draw(1, 3, 2, 2).tolist()
 
 

@@ -41,8 +41,9 @@ def test_plain_values_are_read(protocol: int) -> None:
     assert read_pickle(pickled(repr(PLAIN), protocol)) == PLAIN
 
 
-@pytest.mark.parametrize("expression", ["print", "Exception('x')", "{1, 2}", "b'bytes'", "[complex(1, 2)]",
-"bytearray(3)"])
+@pytest.mark.parametrize(
+    "expression", ["print", "Exception('x')", "{1, 2}", "b'bytes'", "[complex(1, 2)]", "bytearray(3)"]
+)
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_anything_else_is_refused(expression: str, protocol: int) -> None:
     with pytest.raises(DumpProblem, match=r"holds more than plain values at byte \d+"):
@@ -187,8 +188,14 @@ def test_uneven_exchanges_are_no_mismatch() -> None:
 
 def test_a_transfer_gives_an_edge_and_no_comparison() -> None:
     waiting = dump(0, 4, 4)
-    transfer = {"record_id": 9, "pg_id": 0, "process_group": ["0",
-    ""], "p2p_seq_id": 3, "is_p2p": True, "state": "scheduled"}
+    transfer = {
+        "record_id": 9,
+        "pg_id": 0,
+        "process_group": ["0", ""],
+        "p2p_seq_id": 3,
+        "is_p2p": True,
+        "state": "scheduled",
+    }
     waiting["entries"].append({**transfer, "profiling_name": "nccl:recv 0<-2"})
     found = hang(waiting, dump(1, 4, 4), dump(2, 4, 4))
     assert (found.guilty, found.waits[0]) == ((2,), (2,))

@@ -172,8 +172,12 @@ def test_prefixes_tell_ranks_apart() -> None:
 
 
 def test_srun_labels_tell_ranks_apart() -> None:
-    lines = ["0: iteration 1", "1: iteration 1", f"0: {late(90)}",
-    "1: RuntimeError: CUDA error: device-side assert triggered"]
+    lines = [
+        "0: iteration 1",
+        "1: iteration 1",
+        f"0: {late(90)}",
+        "1: RuntimeError: CUDA error: device-side assert triggered",
+    ]
     assert diagnose_text("\n".join(lines)).root_rank is None  # a traceback's frames look the same
     from unicron.diagnosis.lines import is_labelled
     from unicron.diagnosis.reader import Reader

@@ -15,35 +15,44 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("SEV2 process illegal_memory", "RuntimeError: CUDA error: an illegal memory access was encountered"),
         (
             "SEV2 process illegal_memory",
-            ("terminate called after throwing an instance of 'c10::Error'~  what():  CUDA error: an illegal "
-            "memory access was encountered~Exception raised from create_event_internal at "
-            "../c10/cuda/CUDACachingAllocator.cpp:1211"),
+            (
+                "terminate called after throwing an instance of 'c10::Error'~  what():  CUDA error: an illegal "
+                "memory access was encountered~Exception raised from create_event_internal at "
+                "../c10/cuda/CUDACachingAllocator.cpp:1211"
+            ),
         ),
         (
             "SEV2 process illegal_memory",
-            ("[Rank 3] NCCL watchdog thread terminated with exception: CUDA error: an illegal memory access "
-            "was encountered"),
+            (
+                "[Rank 3] NCCL watchdog thread terminated with exception: CUDA error: an illegal memory access "
+                "was encountered"
+            ),
         ),
         (
             "SEV2 process other_cuda",
-            ("[rank1]:[E ProcessGroupNCCL.cpp:1414] [PG 0 Rank 1] Process group watchdog thread terminated "
-            "with exception: CUDA error: unspecified launch failure"),
+            (
+                "[rank1]:[E ProcessGroupNCCL.cpp:1414] [PG 0 Rank 1] Process group watchdog thread terminated "
+                "with exception: CUDA error: unspecified launch failure"
+            ),
         ),
         (
             "SEV1 gpu ecc",
-            ("[PG 0 Rank 1] Process group watchdog thread terminated with exception: CUDA error: "
-            "uncorrectable ECC error encountered"),
+            (
+                "[PG 0 Rank 1] Process group watchdog thread terminated with exception: CUDA error: "
+                "uncorrectable ECC error encountered"
+            ),
         ),
         (
             "FATAL job other_cuda",
-            ("cuda runtime error (59) : device-side assert triggered at "
-            "/pytorch/aten/src/THC/generic/THCTensorMath.cu:26"),
+            (
+                "cuda runtime error (59) : device-side assert triggered at "
+                "/pytorch/aten/src/THC/generic/THCTensorMath.cu:26"
+            ),
         ),
         ("SEV2 process illegal_memory", "cuda runtime error (77) : an illegal memory access was encountered at ..."),
         (
             "FATAL job other_cuda",
-            ("RuntimeError: cuda runtime error (2) : out of memory at "
-            "/pytorch/aten/src/THC/generic/THCStorage.cu:58"),
+            ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58"),
         ),
         ("FATAL job other_cuda", "RuntimeError: CUDA error: invalid device ordinal"),
         (
@@ -60,36 +69,46 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "SEV2 process other_cuda",
-            ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, "
-            "opa, opb, m, n, k, &alpha, a, lda, b, ldb, &beta, c, ldc)`"),
+            (
+                "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, "
+                "opa, opb, m, n, k, &alpha, a, lda, b, ldb, &beta, c, ldc)`"
+            ),
         ),
         ("SEV1 node gpu_driver", "Failed to initialize NVML: Driver/library version mismatch"),
         (
             "SEV1 node gpu_driver",
-            ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that "
-            "the latest NVIDIA driver is installed and running."),
+            (
+                "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that "
+                "the latest NVIDIA driver is installed and running."
+            ),
         ),
         ("SEV1 node gpu_driver", "Error 802: system not yet initialized (function cudaGetDeviceCount)"),
         ("SEV1 gpu gpu_driver", "Unable to determine the device handle for GPU 0000:C1:00.0: Unknown Error"),
         ("SEV2 process other_cuda", "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"),
         (
             "FATAL job other_cuda",
-            ("RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
-            "you must use the 'spawn' start method"),
+            (
+                "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
+                "you must use the 'spawn' start method"
+            ),
         ),
         ("SEV2 process other_cuda", "RuntimeError: CUDA error: an illegal instruction was encountered"),
         ("SEV2 process other_cuda", "CUDA error: hardware stack error"),
         (
             "SEV2 process gpu_driver",
-            ("RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. "
-            "changing env variable CUDA_VISIBLE_DEVICES after program start."),
+            (
+                "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. "
+                "changing env variable CUDA_VISIBLE_DEVICES after program start."
+            ),
         ),
     ],
     "kernel": [
         (
             "SEV1 gpu gpu_driver",
-            ("NVRM: GPU at PCI:0000:5d:00: GPU-5f2c~NVRM: GPU Board Serial Number: 165~NVRM: The NVIDIA GPU "
-            "0000:5d:00.0 has fallen off the bus."),
+            (
+                "NVRM: GPU at PCI:0000:5d:00: GPU-5f2c~NVRM: GPU Board Serial Number: 165~NVRM: The NVIDIA GPU "
+                "0000:5d:00.0 has fallen off the bus."
+            ),
         ),
         (
             "SEV1 gpu gpu_driver",
@@ -98,8 +117,10 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("SEV1 gpu gpu_driver", "NVRM: RmInitAdapter failed! (0x26:0x56:1474)"),
         (
             "SEV1 node gpu_driver",
-            ("NVRM: API mismatch: the client has the version 535.54.03, but this kernel module has the "
-            "version 535.104.05."),
+            (
+                "NVRM: API mismatch: the client has the version 535.54.03, but this kernel module has the "
+                "version 535.104.05."
+            ),
         ),
         ("SEV1 node none", "mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7: fe00000000801136"),
         ("INFO node none", "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0"),
@@ -118,8 +139,7 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("SEV3 link link_flapping", "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link DOWN"),
         (
             "SEV1 node other_network",
-            ("mlx5_core 0000:ab:00.0: poll_health:739:(pid 0): device's health compromised - reached miss "
-            "count"),
+            ("mlx5_core 0000:ab:00.0: poll_health:739:(pid 0): device's health compromised - reached miss count"),
         ),
         ("SEV1 node gpu_driver", "Kernel panic - not syncing: Fatal exception in interrupt"),
         ("SEV2 process task_hang", "INFO: task python:12345 blocked for more than 122 seconds."),
@@ -129,27 +149,35 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("INFO node none", "CPU0: Core temperature above threshold, cpu clock throttled (total events = 1)"),
         (
             "SEV2 process exited_abnormally",
-            ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=123.0. Some of your processes may "
-            "have been killed by the cgroup out-of-memory handler."),
+            (
+                "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=123.0. Some of your processes may "
+                "have been killed by the cgroup out-of-memory handler."
+            ),
         ),
     ],
     "xid": [
         ("SEV1 gpu gpu_driver", "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."),
         (
             "SEV1 gpu ecc",
-            ("NVRM: Xid (PCI:0000:3b:00): 48, pid=1234, An uncorrectable double bit error (DBE) has been "
-            "detected on GPU in the framebuffer at physical address"),
+            (
+                "NVRM: Xid (PCI:0000:3b:00): 48, pid=1234, An uncorrectable double bit error (DBE) has been "
+                "detected on GPU in the framebuffer at physical address"
+            ),
         ),
         (
             "INFO gpu ecc",
-            ("NVRM: Xid (PCI:0000:3b:00): 63, pid=1234, Row Remapper: New row marked for remapping, reset gpu "
-            "to activate."),
+            (
+                "NVRM: Xid (PCI:0000:3b:00): 63, pid=1234, Row Remapper: New row marked for remapping, reset gpu "
+                "to activate."
+            ),
         ),
         ("SEV1 gpu ecc", "NVRM: Xid (PCI:0000:3b:00): 64, pid='<unknown>', name=<unknown>, Row Remapper: failed"),
         (
             "SEV1 link nvlink",
-            ("NVRM: Xid (PCI:0000:3b:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected "
-            "on link 2(0x10000, 0x0, 0x0)"),
+            (
+                "NVRM: Xid (PCI:0000:3b:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected "
+                "on link 2(0x10000, 0x0, 0x0)"
+            ),
         ),
         ("SEV2 gpu ecc", "NVRM: Xid (PCI:0000:3b:00): 94, pid=7194, Contained: SM (0x1). RST: No, D-RST: No"),
         ("SEV1 gpu ecc", "NVRM: Xid (PCI:0000:3b:00): 95, pid=7194, Uncontained: LTC TAG"),
@@ -164,33 +192,43 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("INFO link nvlink", "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20001, Non-fatal, Link 12 TX Replay Error"),
         (
             "SEV2 process nvlink",
-            ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV "
-            "error (First)"),
+            (
+                "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV "
+                "error (First)"
+            ),
         ),
     ],
     "nccl": [
         ("SEV1 node gpu_driver", "NMI watchdog: Watchdog detected hard LOCKUP on cpu 7"),
         (
             "SEV3 job nccl_timeout",
-            ("[rank0]:[E1120 10:00:00.123 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective "
-            "operation timeout: WorkNCCL(SeqNum=1234, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
-            "Timeout(ms)=600000) ran for 600024 milliseconds before timing out."),
+            (
+                "[rank0]:[E1120 10:00:00.123 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective "
+                "operation timeout: WorkNCCL(SeqNum=1234, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+                "Timeout(ms)=600000) ran for 600024 milliseconds before timing out."
+            ),
         ),
         (
             "SEV3 job nccl_timeout",
-            ("Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, "
-            "subsequent GPU operations might run on corrupted/incomplete data. To avoid data inconsistency, "
-            "we are taking the entire process down."),
+            (
+                "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, "
+                "subsequent GPU operations might run on corrupted/incomplete data. To avoid data inconsistency, "
+                "we are taking the entire process down."
+            ),
         ),
         (
             "SEV3 job nccl_timeout",
-            ("[Rank 2] Watchdog caught collective operation timeout~terminate called after throwing an "
-            "instance of 'std::runtime_error'~Signal 6 (SIGABRT) received by PID 3"),
+            (
+                "[Rank 2] Watchdog caught collective operation timeout~terminate called after throwing an "
+                "instance of 'std::runtime_error'~Signal 6 (SIGABRT) received by PID 3"
+            ),
         ),
         (
             "SEV3 link other_network",
-            ("NET/IB : Got completion from peer 10.0.0.13<36315> with error 12, opcode 32698, len 32696, "
-            "vendor err 129"),
+            (
+                "NET/IB : Got completion from peer 10.0.0.13<36315> with error 12, opcode 32698, len 32696, "
+                "vendor err 129"
+            ),
         ),
         ("SEV3 link other_network", "NET/IB: Got completion with error 5, opcode 0, len 0, vendor err 249"),
         (
@@ -199,14 +237,15 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "SEV3 link other_network",
-            ("torch.distributed.DistBackendError: NCCL error in: "
-            "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1331, unhandled system error (run with "
-            "NCCL_DEBUG=INFO for details), NCCL version 2.18.1"),
+            (
+                "torch.distributed.DistBackendError: NCCL error in: "
+                "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1331, unhandled system error (run with "
+                "NCCL_DEBUG=INFO for details), NCCL version 2.18.1"
+            ),
         ),
         (
             "SEV3 process conn_refused_reset",
-            ("misc/socket.cc:49 NCCL WARN Net : Call to recv from 10.0.0.2<41234> failed : Connection reset "
-            "by peer"),
+            ("misc/socket.cc:49 NCCL WARN Net : Call to recv from 10.0.0.2<41234> failed : Connection reset by peer"),
         ),
         ("SEV1 node other_network", "NET/IB : mlx5_3:1 Got async event : local catastrophic error"),
         (
@@ -217,8 +256,10 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("FATAL job other_software", "NCCL WARN Message truncated : received 1024 bytes instead of 256"),
         (
             "FATAL job other_software",
-            ("NCCL WARN Error while creating shared memory segment /dev/shm/nccl-WQ3 (size 9637888), error: "
-            "No space left on device (28)"),
+            (
+                "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-WQ3 (size 9637888), error: "
+                "No space left on device (28)"
+            ),
         ),
         (
             "FATAL job other_software",
@@ -236,25 +277,30 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "SEV1 node nvlink",
-            ("transport/nvls.cc:155 NCCL WARN Cuda failure 1 'invalid argument' ~NCCL WARN NVLS: Failed to "
-            "bind multicast object"),
+            (
+                "transport/nvls.cc:155 NCCL WARN Cuda failure 1 'invalid argument' ~NCCL WARN NVLS: Failed to "
+                "bind multicast object"
+            ),
         ),
         (
             "SEV3 process other_network",
-            ("[2] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value "
-            "store by key '0', but store->get('0') got error: Connection reset by peer"),
+            (
+                "[2] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value "
+                "store by key '0', but store->get('0') got error: Connection reset by peer"
+            ),
         ),
     ],
     "store": [
         (
             "SEV3 process conn_refused_reset",
-            ("[W socket.cpp:601] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 111 "
-            "- Connection refused)."),
+            (
+                "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 111 "
+                "- Connection refused)."
+            ),
         ),
         (
             "SEV3 process other_network",
-            ("torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 3/4 clients "
-            "joined."),
+            ("torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 3/4 clients joined."),
         ),
         ("SEV3 process other_network", "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"),
         ("SEV3 process conn_refused_reset", "torch.distributed.DistNetworkError: Broken pipe"),
@@ -264,15 +310,19 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "SEV2 process other_software",
-            ("RuntimeError: The server socket has failed to listen on any local network address. port: 29500, "
-            "useIpv6: 0, code: -98, name: EADDRINUSE, message: address already in use"),
+            (
+                "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, "
+                "useIpv6: 0, code: -98, name: EADDRINUSE, message: address already in use"
+            ),
         ),
     ],
     "process": [
         (
             "SEV2 process exited_abnormally",
-            ("ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -11) local_rank: 3 (pid: "
-            "1234) of binary: /usr/bin/python"),
+            (
+                "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -11) local_rank: 3 (pid: "
+                "1234) of binary: /usr/bin/python"
+            ),
         ),
         (
             "SEV2 process exited_abnormally",
@@ -280,8 +330,7 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "SEV2 process exited_abnormally",
-            ("WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 1234 closing signal "
-            "SIGTERM"),
+            ("WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 1234 closing signal SIGTERM"),
         ),
         (
             "SEV2 process exited_abnormally",
@@ -296,8 +345,10 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "SEV1 node lost_connection",
-            ("slurmstepd: error: *** JOB 123 ON node-2 CANCELLED AT 2024-05-05T10:00:00 DUE TO NODE FAILURE, "
-            "SEE SLURMCTLD LOG FOR DETAILS ***"),
+            (
+                "slurmstepd: error: *** JOB 123 ON node-2 CANCELLED AT 2024-05-05T10:00:00 DUE TO NODE FAILURE, "
+                "SEE SLURMCTLD LOG FOR DETAILS ***"
+            ),
         ),
         (
             "SEV2 job none",
@@ -321,24 +372,29 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("SEV2 storage other_software", "OSError: [Errno 108] Cannot send after transport endpoint shutdown"),
         (
             "SEV3 storage other_network",
-            ("botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "
-            "\"s3://bucket/x\""),
+            ('botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "s3://bucket/x"'),
         ),
         (
             "SEV3 storage other_network",
-            ("botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject "
-            "operation (reached max retries: 4): Please reduce your request rate."),
+            (
+                "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject "
+                "operation (reached max retries: 4): Please reduce your request rate."
+            ),
         ),
         (
             "SEV3 storage other_network",
-            ("requests.exceptions.ConnectionError: HTTPSConnectionPool(host='hub', port=443): Max retries "
-            "exceeded with url: /x"),
+            (
+                "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='hub', port=443): Max retries "
+                "exceeded with url: /x"
+            ),
         ),
         (
             "SEV3 storage other_network",
-            ("ConnectionResetError: [Errno 104] Connection reset by "
-            "peer~botocore.exceptions.ConnectionClosedError: Connection was closed before we received a "
-            "valid response from endpoint URL"),
+            (
+                "ConnectionResetError: [Errno 104] Connection reset by "
+                "peer~botocore.exceptions.ConnectionClosedError: Connection was closed before we received a "
+                "valid response from endpoint URL"
+            ),
         ),
         ("SEV3 storage other_software", "OSError: [Errno 16] Device or resource busy: '.nfs000000'"),
     ],
@@ -354,8 +410,7 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("FATAL job other_software", "torch.nn.modules.module.ModuleAttributeError: x"),
         (
             "FATAL job other_software",
-            ("RuntimeError: Expected to have finished reduction in the prior iteration before starting a new "
-            "one."),
+            ("RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one."),
         ),
         ("FATAL job other_software", "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'"),
         ("FATAL job other_software", "omegaconf.errors.ConfigAttributeError: Key 'x' is not in struct"),
@@ -365,8 +420,10 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "FATAL job other_software",
-            ("iteration     1200/  500000 | lm loss: nan | loss scale: 1.0 | grad norm: nan | number of nan "
-            "iterations: 1"),
+            (
+                "iteration     1200/  500000 | lm loss: nan | loss scale: 1.0 | grad norm: nan | number of nan "
+                "iterations: 1"
+            ),
         ),
         (
             "FATAL job other_software",
@@ -378,13 +435,17 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "SEV2 gpu other_software",
-            ("found NaN in local grad norm in backward pass before data-parallel communication collective. "
-            "Device: 3, node: x"),
+            (
+                "found NaN in local grad norm in backward pass before data-parallel communication collective. "
+                "Device: 3, node: x"
+            ),
         ),
         (
             "INFO process none",
-            ("iteration 100/1000 | consumed samples: 1000 | elapsed time per iteration (ms): 512.1 | learning "
-            "rate: 1.0E-4 | lm loss: 3.2"),
+            (
+                "iteration 100/1000 | consumed samples: 1000 | elapsed time per iteration (ms): 512.1 | learning "
+                "rate: 1.0E-4 | lm loss: 3.2"
+            ),
         ),
     ],
     "more": [
@@ -400,9 +461,7 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("FATAL job other_cuda", "RuntimeError: CUDA error: operation not permitted when stream is capturing"),
         (
             "SEV2 process illegal_memory",
-            (
-                "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
-            ),
+            ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
         ),
         ("SEV2 process other_cuda", "RuntimeError: CUDA driver error: unknown error"),
         ("SEV1 gpu gpu_driver", "NVML: GPU is lost"),
@@ -411,7 +470,7 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
             "SEV2 process gpu_driver",
             (
                 "RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "
-                "\"../c10/cuda/CUDACachingAllocator.cpp\":1154, please report a bug to PyTorch."
+                '"../c10/cuda/CUDACachingAllocator.cpp":1154, please report a bug to PyTorch.'
             ),
         ),
         (
@@ -440,48 +499,32 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("SEV2 process other_cuda", "RuntimeError: CUDA error: invalid resource handle"),
         (
             "SEV3 link other_network",
-            (
-                "UCX  ERROR Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)"
-            ),
+            ("UCX  ERROR Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)"),
         ),
         (
             "SEV1 node other_network",
-            (
-                "NET/OFI Unable to register memory (type = 2) for device 0. RC: -12, Error: Cannot allocate "
-                "memory"
-            ),
+            ("NET/OFI Unable to register memory (type = 2) for device 0. RC: -12, Error: Cannot allocate memory"),
         ),
         (
             "SEV3 link other_network",
-            (
-                "NET/OFI Request 0x7 completed with error. RC: 16. Error: 4107 (Unknown error). Completed "
-                "length: 0"
-            ),
+            ("NET/OFI Request 0x7 completed with error. RC: 16. Error: 4107 (Unknown error). Completed length: 0"),
         ),
         ("SEV3 link conn_refused_reset", "NCCL INFO Call to connect returned Connection refused, retrying"),
         (
             "SEV3 link conn_refused_reset",
-            (
-                "misc/socket.cc:456 NCCL WARN Net : Connect to 10.0.0.1<1234> failed : No route to host"
-            ),
+            ("misc/socket.cc:456 NCCL WARN Net : Connect to 10.0.0.1<1234> failed : No route to host"),
         ),
         ("FATAL job other_software", "NET/Socket : message truncated : receiving 100 bytes instead of 50"),
         (
             "SEV2 process exited_abnormally",
-            (
-                "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal "
-                "SIGKILL"
-            ),
+            ("torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL"),
         ),
         ("SEV2 process exited_abnormally", "Bus error (core dumped)"),
         ("SEV2 process exited_abnormally", "double free or corruption (!prev)"),
         ("SEV2 process exited_abnormally", "slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2024-01-01T00:00:00 ***"),
         (
             "SEV1 node lost_connection",
-            (
-                "srun: error: Task launch for StepId=5.0 failed on node n3: Communication connection "
-                "failure"
-            ),
+            ("srun: error: Task launch for StepId=5.0 failed on node n3: Communication connection failure"),
         ),
         ("SEV1 node lost_connection", "slurmctld: error: Nodes gpu-12 not responding, setting DOWN"),
         ("SEV1 node none", "update_node: node gpu-7 reason set to: Prolog error"),
@@ -497,22 +540,16 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("SEV3 storage other_network", "azure.core.exceptions.HttpResponseError: ServerBusy 503"),
         (
             "SEV3 storage other_network",
-            (
-                "botocore.exceptions.ConnectTimeoutError: Connect timeout on endpoint URL: \"s3\""
-            ),
+            ('botocore.exceptions.ConnectTimeoutError: Connect timeout on endpoint URL: "s3"'),
         ),
         ("FATAL job other_software", "botocore.exceptions.NoCredentialsError: Unable to locate credentials"),
         (
             "INFO job other_software",
-            (
-                "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768"
-            ),
+            ("[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768"),
         ),
         (
             "INFO job other_software",
-            (
-                "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 16384.0"
-            ),
+            ("Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 16384.0"),
         ),
         (
             "SEV1 link nvlink",
@@ -538,9 +575,7 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "FATAL job other_software",
-            (
-                "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"
-            ),
+            ("ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"),
         ),
         (
             "FATAL job other_software",
@@ -553,9 +588,7 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("FATAL job other_software", "pydantic.error_wrappers.ValidationError: 1 validation error for Config"),
         (
             "FATAL job other_software",
-            (
-                "RuntimeError: a leaf Variable that requires grad is being used in an in-place operation."
-            ),
+            ("RuntimeError: a leaf Variable that requires grad is being used in an in-place operation."),
         ),
         ("FATAL job other_software", "yaml.scanner.ScannerError: mapping values are not allowed here"),
         ("FATAL job other_software", "hydra.errors.ConfigCompositionException: Could not override 'x'"),
@@ -563,9 +596,7 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("FATAL job other_software", "huggingface_hub.utils._errors.RepositoryNotFoundError: 401 Client Error"),
         (
             "FATAL job other_software",
-            (
-                "datasets.exceptions.DatasetNotFoundError: Dataset 'x' doesn't exist on the Hub"
-            ),
+            ("datasets.exceptions.DatasetNotFoundError: Dataset 'x' doesn't exist on the Hub"),
         ),
         (
             "SEV3 storage other_network",
@@ -627,23 +658,15 @@ TEXTS: dict[str, list[tuple[str, str]]] = {
         ("INFO link none", "mlx5_core 0000:16:00.1 ens1f1: Link up"),
         (
             "SEV2 process exited_abnormally",
-            (
-                " "
-                "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,task=python,pid=1,uid=1"
-            ),
+            (" oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,task=python,pid=1,uid=1"),
         ),
         (
             "SEV2 process exited_abnormally",
-            (
-                "traps: python[1234] general protection fault ip:7f00 sp:7ffe error:0 in "
-                "libc.so.6[7f00+1000]"
-            ),
+            ("traps: python[1234] general protection fault ip:7f00 sp:7ffe error:0 in libc.so.6[7f00+1000]"),
         ),
         (
             "SEV2 process exited_abnormally",
-            (
-                "python3[5]: segfault at 10 ip 00007f sp 00007f error 4 in libcuda.so.535[7f+1]"
-            ),
+            ("python3[5]: segfault at 10 ip 00007f sp 00007f error 4 in libcuda.so.535[7f+1]"),
         ),
         ("SEV2 gpu other_software", "Unexpected result nan on rank 3 at iteration 100"),
         ("FATAL job other_software", "loss became nan at step 1200"),

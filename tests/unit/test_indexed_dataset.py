@@ -39,13 +39,9 @@ def test_samples_are_the_stream(tmp_path, dtype):
 def test_an_epoch_sees_every_sample_once(tmp_path):
     prefix, _ = build(tmp_path, [SEQ * 16 + 1])
     dataset = IndexedDataset(prefix, SEQ, SAMPLES, MICRO_BATCHES)
-    firsts = [
-        int(row[0]) // SEQ for i in range(2) for m in range(4) for row in dataset(i, m)["tokens"]
-    ]
+    firsts = [int(row[0]) // SEQ for i in range(2) for m in range(4) for row in dataset(i, m)["tokens"]]
     assert sorted(firsts) == list(range(16)) and firsts != list(range(16))
-    again = [
-        int(row[0]) // SEQ for i in (2, 3) for m in range(4) for row in dataset(i, m)["tokens"]
-    ]
+    again = [int(row[0]) // SEQ for i in (2, 3) for m in range(4) for row in dataset(i, m)["tokens"]]
     assert sorted(again) == list(range(16)) and again != firsts
 
 

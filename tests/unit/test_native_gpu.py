@@ -81,7 +81,8 @@ def test_pieces_are_recorded_in_order() -> None:
 
 def test_an_heir_finds_what_its_predecessor_wrote() -> None:
     """The predecessor's memory comes under the heir's slabs; the heir's addresses stay."""
-    run(f"""
+    run(
+        f"""
         import ctypes, os
         owner = _core.GpuArena(0, 0, True)
         addresses = [owner.allocate(n) for n in (1, 130 * {MIB}, 300 * {MIB}, 7)]
@@ -103,11 +104,14 @@ def test_an_heir_finds_what_its_predecessor_wrote() -> None:
         assert heir.memory_bytes == sum(sizes)
         again = heir.export_all()  # its own heir can take it on
         assert len(again) == 3
-    """, FAKE_CUDA_MEMORY=str(4 << 30))
+    """,
+        FAKE_CUDA_MEMORY=str(4 << 30),
+    )
 
 
 def test_another_scripts_arena_is_refused_before_anything_changes() -> None:
-    run(f"""
+    run(
+        f"""
         import ctypes
         owner, heir = _core.GpuArena(0, 0, True), _core.GpuArena(0, 0, True)
         for n in (1, 300 * {MIB}):
@@ -123,7 +127,9 @@ def test_another_scripts_arena_is_refused_before_anything_changes() -> None:
             else:
                 raise AssertionError(wrong)
         assert ctypes.string_at(mine[0], 2) == bytes([9, 9])
-    """, FAKE_CUDA_MEMORY=str(4 << 30))
+    """,
+        FAKE_CUDA_MEMORY=str(4 << 30),
+    )
 
 
 def test_an_understudy_takes_memory_of_its_own() -> None:

@@ -66,9 +66,7 @@ class Small:
         return chance.randint(0, self.pool_max), changed
 
 
-def alternative(
-    pool: int, changed: dict[int, list[float] | None], cost_flop: float = 0.0
-) -> _core.PlannerAlternative:
+def alternative(pool: int, changed: dict[int, list[float] | None], cost_flop: float = 0.0) -> _core.PlannerAlternative:
     overrides = [
         _core.PlannerOverride(index, None if seconds is None else np.array(seconds))
         for index, seconds in sorted(changed.items())

@@ -64,9 +64,7 @@ class Cluster:
         return lambda *words: self._did(name, *words)
 
     def _did(self, name, *words):
-        self.is_away = {"kill_coordinator": True, "start_coordinator": False}.get(
-            name, self.is_away
-        )
+        self.is_away = {"kill_coordinator": True, "start_coordinator": False}.get(name, self.is_away)
         self.calls.append((name, *words, self.iteration))
 
 

@@ -77,7 +77,8 @@ def print_json(value: Any) -> None:
 
 def order(verb: str, said: Callable[[Any], str], coordinator: str, keys: str, json: bool, **subject: Any) -> None:
     """Ask the coordinator to do it to one task or node. said: the line for people, of the result."""
-    result = from_environment(coordinator, keys).ask(verb, **subject)
+    with from_environment(coordinator, keys) as client:
+        result = client.ask(verb, **subject)
     if json:
         print_json({**subject, "result": result})
     else:

@@ -24,9 +24,7 @@ def main(
     optimizer: Annotated[str, typer.Option(help=" | ".join(OPTIMIZERS))] = "plain",
     overlap: Annotated[bool, typer.Option("--overlap", help="The script asks for overlapped communication.")] = False,
     bf16: Annotated[bool, typer.Option("--bf16", help="Parameters in bf16, main parameters in fp32.")] = False,
-    sequence_parallel: Annotated[
-        bool, typer.Option("--sequence-parallel", help="Where tp > 1.")
-    ] = False,
+    sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Where tp > 1.")] = False,
     dropout: Annotated[float, typer.Option(help="Of the model.", min=0.0, max=0.9)] = 0.0,
     recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",
     exact: Annotated[bool, typer.Option("--exact", help="Not in this version.")] = False,

@@ -23,7 +23,8 @@ def main(
     """
     from unicron.runtime.client import from_environment
 
-    view = from_environment(coordinator, keys).ask("describe", task=task)
+    with from_environment(coordinator, keys) as client:
+        view = client.ask("describe", task=task)
     if json:
         print_json(view)
         return

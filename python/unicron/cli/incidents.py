@@ -38,7 +38,8 @@ def main(
     """
     from unicron.runtime.client import from_environment
 
-    found = from_environment(coordinator, keys).ask("incidents", id=incident, task=task)
+    with from_environment(coordinator, keys) as client:
+        found = client.ask("incidents", id=incident, task=task)
     if json:
         print_json({"incidents": found})
     elif incident:

@@ -55,10 +55,10 @@ def main(
     for name, value, known in (("fault", fault, FAULTS), ("point", point, POINTS)):
         if value not in known:
             raise Problem(f"no {name} {value!r}; known: {', '.join(known)}", 2)
-    client = from_environment(coordinator, keys)
     where = {"iteration": iteration, "point": point, "micro_batch": micro_batch}
     arguments: dict[str, Any] = {"task": task, "rank": rank, "fault": fault, **where}
-    client.ask("inject", **arguments)
+    with from_environment(coordinator, keys) as client:
+        client.ask("inject", **arguments)
     if json:
         print_json({"task": task, "rank": rank, "fault": fault, **where})
     else:

@@ -51,7 +51,8 @@ def main(
 def _ask(task: str, coordinator: str, keys: str) -> Path:
     from unicron.runtime.client import from_environment
 
-    view = from_environment(coordinator, keys).ask("describe", task=task)
+    with from_environment(coordinator, keys) as client:
+        view = client.ask("describe", task=task)
     return Path(str(view["log_dir"])) / str(view["task"])
 
 

@@ -14,7 +14,8 @@ def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False) -> 
     """
     from unicron.runtime.client import from_environment
 
-    nodes = from_environment(coordinator, keys).ask("nodes")
+    with from_environment(coordinator, keys) as client:
+        nodes = client.ask("nodes")
     if json:
         print_json({"nodes": nodes})
     else:

@@ -31,9 +31,9 @@ def main(
     if cluster is None:
         from unicron.runtime.client import from_environment
 
-        client = from_environment(coordinator, keys)
-        found = client.ask("plan", events=words)
-        names = {row["task"]: row for row in client.ask("ps")}
+        with from_environment(coordinator, keys) as client:
+            found = client.ask("plan", events=words)
+            names = {row["task"]: row for row in client.ask("ps")}
     else:
         file = load_yaml(cluster, Cluster)
         try:

@@ -16,7 +16,8 @@ def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False) -> 
     """
     from unicron.runtime.client import from_environment
 
-    tasks = from_environment(coordinator, keys).ask("ps")
+    with from_environment(coordinator, keys) as client:
+        tasks = client.ask("ps")
     if json:
         print_json({"tasks": tasks})
     else:

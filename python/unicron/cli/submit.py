@@ -24,11 +24,11 @@ def main(
     from unicron.runtime.job_file import load_job
 
     load_job(job)  # what is wrong with the file is said without a coordinator, too
-    client = from_environment(coordinator, keys)
-    wish = load_job(job, gpu=str(client.ask("ping").get("gpu", "")))
-    result = client.ask("submit", job=wish)
-    name = result["task"]
-    row: dict[str, Any] = next((row for row in client.ask("ps") if row["task"] == name), {})
+    with from_environment(coordinator, keys) as client:
+        wish = load_job(job, gpu=str(client.ask("ping").get("gpu", "")))
+        result = client.ask("submit", job=wish)
+        name = result["task"]
+        row: dict[str, Any] = next((row for row in client.ask("ps") if row["task"] == name), {})
     if json:
         print_json({"task": name, "result": result, "slots": row.get("target", 0), "why": row.get("why", "")})
     else:

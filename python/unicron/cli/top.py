@@ -29,18 +29,18 @@ def main(
     """
     from unicron.runtime.client import from_environment
 
-    client = from_environment(coordinator, keys)
-    while True:
-        view = {"cluster": client.ask("cluster"), "tasks": client.ask("ps"), "nodes": client.ask("nodes")}
-        if json:
-            print_json(view)
-            return
-        if not once:
-            print("\x1b[2J\x1b[H", end="")
-        show(view)
-        if once:
-            return
-        time.sleep(every)
+    with from_environment(coordinator, keys) as client:
+        while True:
+            view = {"cluster": client.ask("cluster"), "tasks": client.ask("ps"), "nodes": client.ask("nodes")}
+            if json:
+                print_json(view)
+                return
+            if not once:
+                print("\x1b[2J\x1b[H", end="")
+            show(view)
+            if once:
+                return
+            time.sleep(every)
 
 
 def show(view: dict[str, Any]) -> None:

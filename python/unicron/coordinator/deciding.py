@@ -115,9 +115,7 @@ def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Plann
 
 
 def _question(state: State, facts: Facts, without: set[str]) -> Question:
-    surviving = {
-        name: len(_whole(state, facts, state.tasks[name])) for name in facts.tasks
-    }
+    surviving = {name: len(_whole(state, facts, state.tasks[name])) for name in facts.tasks}
     pool = sum(facts.nodes.values())
     chosen = admitted((state.tasks[name] for name in facts.tasks), surviving, pool, without)
     names = {task.name for task in chosen}

@@ -65,14 +65,10 @@ class Observed:
     incidents: tuple[dict[str, Any], ...]  # runtime's view: the fields of INTERFACES and more
     task: dict[str, Any]  # view of the task: phase, outcome, cause, replicas
     nodes_blamed: tuple[str, ...] = ()  # nodes isolated or drained at the end
-    left_behind: dict[str, int] = field(
-        default_factory=lambda: {"processes": 0, "shared_segments": 0}
-    )
+    left_behind: dict[str, int] = field(default_factory=lambda: {"processes": 0, "shared_segments": 0})
 
 
-def compare(
-    run: Run, reference: Run, scenario: Scenario, setting: Setting, observed: Observed
-) -> dict[str, Any]:
+def compare(run: Run, reference: Run, scenario: Scenario, setting: Setting, observed: Observed) -> dict[str, Any]:
     """The object of `unicron demo --json`, with `passed` and `reasons` beside it."""
     outcome = outcome_of(observed)
     end = scenario.iterations - 1
@@ -88,9 +84,7 @@ def compare(
         "parameters": parameters(reference, setting.layout),
         "micro_batches": setting.layout.num_micro_batches,
         "loss": losses(run, reference, found, end),
-        "gradient": {
-            "healed_max_rel_diff": gradient_difference(run, reference, found, setting.layout)
-        },
+        "gradient": {"healed_max_rel_diff": gradient_difference(run, reference, found, setting.layout)},
         "weights": weights(run, reference, setting.layout),
         "incidents": [{name: i.get(name) for name in INCIDENT_FIELDS} for i in observed.incidents],
         "iteration_ms": {
@@ -120,9 +114,7 @@ def outcome_of(observed: Observed) -> str:
     return "unaffected"
 
 
-def first_interrupted(
-    run: Run, reference: Run, scenario: Scenario, observed: Observed
-) -> int | None:
+def first_interrupted(run: Run, reference: Run, scenario: Scenario, observed: Observed) -> int | None:
     """The iteration that the (first) failure interrupted.
 
     Armed faults say it themselves. For acts on the cluster it is the first iteration whose reduced
@@ -154,9 +146,7 @@ def losses(run: Run, reference: Run, interrupted: int | None, end: int) -> dict[
     }
 
 
-def gradient_difference(
-    run: Run, reference: Run, iteration: int | None, layout: Layout
-) -> float | None:
+def gradient_difference(run: Run, reference: Run, iteration: int | None, layout: Layout) -> float | None:
     """max over elements and ranks of |Δ| / Σ|g_m|, 0/0 = 0; None when nothing can be compared."""
     if iteration is None:
         return None
@@ -172,9 +162,7 @@ def gradient_difference(
     return max(worst) if worst else None
 
 
-def element_difference(
-    values: np.ndarray, wanted: np.ndarray, magnitudes: np.ndarray | None
-) -> float:
+def element_difference(values: np.ndarray, wanted: np.ndarray, magnitudes: np.ndarray | None) -> float:
     """Where every |g_m| is zero, any difference at all is infinitely large."""
     if values.shape != wanted.shape:
         return float("inf")
@@ -188,9 +176,7 @@ def element_difference(
     scale = np.asarray(magnitudes, np.float64)
     if np.any((scale < MAGNITUDE_MIN) & (difference > MAGNITUDE_MIN)):
         return float("inf")
-    ratio = np.divide(
-        difference, scale, out=np.zeros_like(difference), where=scale >= MAGNITUDE_MIN
-    )
+    ratio = np.divide(difference, scale, out=np.zeros_like(difference), where=scale >= MAGNITUDE_MIN)
     return float(ratio.max())
 
 
@@ -211,9 +197,7 @@ def magnitude(reference: Run, iteration: int, rank: Rank, layout: Layout) -> np.
     return own
 
 
-def _over_replicas(
-    reference: Run, iteration: int, layout: Layout, tp: int, pp: int
-) -> np.ndarray | None:
+def _over_replicas(reference: Run, iteration: int, layout: Layout, tp: int, pp: int) -> np.ndarray | None:
     shares = [reference.magnitude(iteration, layout.rank_of(tp, dp, pp)) for dp in range(layout.dp)]
     if any(share is None for share in shares):
         return None
@@ -228,10 +212,7 @@ def weights(run: Run, reference: Run, layout: Layout) -> dict[str, Any] | None:
     if not run.states or not reference.states:
         return None
     common = sorted(set(run.weights) & set(reference.weights))
-    differences = [
-        float(np.max(np.abs(run.weights[r].astype(np.float64) - reference.weights[r])))
-        for r in common
-    ]
+    differences = [float(np.max(np.abs(run.weights[r].astype(np.float64) - reference.weights[r]))) for r in common]
     return {
         "sha256": position_digest(run, layout),
         "reference_sha256": position_digest(reference, layout),
@@ -340,9 +321,7 @@ def _incidents(expect: Expect, observed: Observed) -> Iterable[str]:
             yield f"severity is {incident['severity']}, must be {' or '.join(expect.severities)}"
         if expect.methods and incident["method"] not in expect.methods:
             yield f"seen by {incident['method']}, must be {' or '.join(expect.methods)}"
-    if expect.state_sources and not any(
-        incident["state_source"] in expect.state_sources for incident in incidents
-    ):
+    if expect.state_sources and not any(incident["state_source"] in expect.state_sources for incident in incidents):
         found = sorted({str(i["state_source"]) for i in incidents})
         yield f"state came from {found}, must be {' or '.join(expect.state_sources)}"
     told = " ".join(f"{i.get('cause', '')} {i.get('text', '')}" for i in incidents)
@@ -399,9 +378,7 @@ def _work(expect: Expect, run: Run, layout: Layout, observed: Observed) -> Itera
             yield "no group was kept"
 
 
-def _told_as_counted(
-    expect: Expect, counted: int, allowed: int, observed: Observed
-) -> Iterable[str]:
+def _told_as_counted(expect: Expect, counted: int, allowed: int, observed: Observed) -> Iterable[str]:
     """Nobody knows what a lost node had begun: there the incident may say more, up to its share."""
     told = over_recoveries(observed, "micro_batches_recomputed")
     is_wrong = told != counted
@@ -425,9 +402,7 @@ def _same_bits(result: dict[str, Any]) -> Iterable[str]:
             yield f"the healed iteration's gradient differs by {difference:.3g} of its magnitude"
 
 
-def _resized(
-    result: dict[str, Any], observed: Observed, expect: Expect, layout: Layout
-) -> Iterable[str]:
+def _resized(result: dict[str, Any], observed: Observed, expect: Expect, layout: Layout) -> Iterable[str]:
     difference = result["gradient"]["healed_max_rel_diff"] if result["gradient"] else None
     if difference is None:
         yield "the interrupted iteration's gradient was not kept"

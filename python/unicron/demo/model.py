@@ -87,9 +87,14 @@ def build(layout: Layout, variant: Variant = Variant()) -> tuple[Any, Any, Any]:
     model = DistributedDataParallel(config, ddp, Float16Module(config, model) if config.bf16 else model)
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
-            optimizer="adam", lr=LEARNING_RATE, weight_decay=0.01, clip_grad=CLIP_GRAD,
-            use_distributed_optimizer=layout.sharded, overlap_param_gather=gathers_early,
-            bf16=config.bf16, params_dtype=config.params_dtype,
+            optimizer="adam",
+            lr=LEARNING_RATE,
+            weight_decay=0.01,
+            clip_grad=CLIP_GRAD,
+            use_distributed_optimizer=layout.sharded,
+            overlap_param_gather=gathers_early,
+            bf16=config.bf16,
+            params_dtype=config.params_dtype,
         ),
         [model],
         use_gloo_process_groups=False,
@@ -148,9 +153,7 @@ def build_scheduler(optimizer: Any, layout: Layout) -> OptimizerParamScheduler:
 def forward_step(data_iterator: Iterator[Any], model: Any) -> tuple[torch.Tensor, Any]:
     """Megatron's contract: the output, and a function of it that gives (sum, tokens, report)."""
     batch = next(data_iterator)
-    output = model(
-        batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"]
-    )
+    output = model(batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"])
     return output, functools.partial(summed_loss, batch["loss_mask"])
 
 

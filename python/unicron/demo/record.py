@@ -38,9 +38,7 @@ class Recorder:
         gradients: iterations whose reduced gradient is kept.
         magnitudes: also the sum of |g_m| of those (the reference run)."""
 
-    def __init__(
-        self, folder: Path, rank: int, gradients: Collection[int] = (), magnitudes: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, rank: int, gradients: Collection[int] = (), magnitudes: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.rank = folder, rank
         self._gradients = frozenset(gradients)

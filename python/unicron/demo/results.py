@@ -41,11 +41,7 @@ class Run:
     def iteration_ms(self, first: int = 0, last: int = 1 << 30) -> dict[int, float]:
         """Wall time commit to commit."""
         commits = self.commit_ns
-        return {
-            i: (commits[i] - commits[i - 1]) / 1e6
-            for i in commits
-            if i - 1 in commits and first <= i <= last
-        }
+        return {i: (commits[i] - commits[i - 1]) / 1e6 for i in commits if i - 1 in commits and first <= i <= last}
 
 
 def load(folder: Path) -> Run:
@@ -81,8 +77,7 @@ def _read_rank(run: Run, path: Path) -> None:
     for iteration, loss in last.items():
         if run.losses.setdefault(iteration, loss) != loss:
             run.disagreements.append(
-                f"iteration {iteration}: rank {rank} reports loss {loss}, "
-                f"another {run.losses[iteration]}"
+                f"iteration {iteration}: rank {rank} reports loss {loss}, another {run.losses[iteration]}"
             )
 
 

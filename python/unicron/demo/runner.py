@@ -201,9 +201,7 @@ class Suite:
         scenario = Scenario("unmanaged", "", scenarios.Expect("unaffected"))
         folder = self._options.folder / "runs" / "unmanaged"
         shutil.rmtree(folder, ignore_errors=True)
-        self._progress.begins(
-            "unmanaged", "the same script without unicron, for its speed", UNMANAGED_ITERATIONS
-        )
+        self._progress.begins("unmanaged", "the same script without unicron, for its speed", UNMANAGED_ITERATIONS)
         layout = self._options.layout
         arguments = _arguments(_with_iterations(scenario, UNMANAGED_ITERATIONS), folder, 0, False)
         arguments += self._options.of_script()
@@ -257,9 +255,7 @@ class Suite:
             return tuple(n["node"] for n in self._cluster.ask("nodes") if n["phase"] == "lost")
         return ()
 
-    def _left_behind(
-        self, cluster: Cluster, pids: set[int], before: frozenset[str]
-    ) -> dict[str, int]:
+    def _left_behind(self, cluster: Cluster, pids: set[int], before: frozenset[str]) -> dict[str, int]:
         """Of a task that is over: its processes, and memory that somebody still holds open."""
         left = {"processes": 0, "shared_segments": 0}
         deadline = time.monotonic() + ENDED_S
@@ -358,9 +354,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_plain(
-    words: list[str], rank: int, size: int, port: int, logs: Path
-) -> subprocess.Popen[Any]:
+def start_plain(words: list[str], rank: int, size: int, port: int, logs: Path) -> subprocess.Popen[Any]:
     """One process of an unmanaged run, for those who want to stop and continue it (bench/)."""
     environment = {
         **os.environ,

@@ -48,9 +48,7 @@ def main() -> None:
         )
         chosen = {name: getattr(options, name) for name in demo.VARIANTS}
         model, optimizer, scheduler = demo.build(layout, demo.Variant(**chosen))
-        recorder = Recorder(
-            options.results, session.rank, options.gradients, magnitudes=options.magnitudes
-        )
+        recorder = Recorder(options.results, session.rank, options.gradients, magnitudes=options.magnitudes)
         recorder.watch(model)
         session.on_reduced(recorder.reduced)
         session.manage(model, optimizer, scheduler)

@@ -103,9 +103,7 @@ def _local_names(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {str(row["pg_id"]): _group_name(row) for row in rows if "pg_id" in row}
 
 
-def _status(
-    status: Any, known: Mapping[str, str], groups: Mapping[str, Any]
-) -> tuple[dict[str, int], dict[str, int]]:
+def _status(status: Any, known: Mapping[str, str], groups: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
     enqueued: dict[str, int] = {}
     completed: dict[str, int] = {}
     rows = {str(key): row for key, row in status.items() if isinstance(row, dict)} if isinstance(status, dict) else {}

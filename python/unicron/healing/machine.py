@@ -320,9 +320,7 @@ class HealingMachine:
         self._await_inside = inside
         return self._to(
             Phase.AWAIT_PLAN,
-            do.AwaitPlan(
-                after_epoch=self._newest(), report=text, inside=inside, reason="no plan explains this yet"
-            ),
+            do.AwaitPlan(after_epoch=self._newest(), report=text, inside=inside, reason="no plan explains this yet"),
         )
 
     def _plan_awaited(self) -> do.AnyAction:

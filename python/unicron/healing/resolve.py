@@ -131,9 +131,7 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
     dealt = begun[0].dealt if begun else plan.replicas
     have = _complete_sums(plan, current)
     shared = _shared_segments(plan, current)
-    reduced_everywhere = bool(current) and all(
-        len(shared[p]) == _num_segments(plan, records, p) > 0 for p in positions
-    )
+    reduced_everywhere = bool(current) and all(len(shared[p]) == _num_segments(plan, records, p) > 0 for p in positions)
     if reduced_everywhere:
         compute: dict[int, tuple[int, ...]] = dict.fromkeys(plan.replicas, ())
     else:

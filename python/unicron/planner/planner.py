@@ -45,9 +45,7 @@ class Planner:
         """Raises PlannerProblem for a cluster that cannot be planned."""
         check(cluster)
         self.cluster = cluster
-        self._counts = [
-            np.array([*([] if task.required else [0]), *task.counts()], np.int32) for task in cluster.tasks
-        ]
+        self._counts = [np.array([*([] if task.required else [0]), *task.counts()], np.int32) for task in cluster.tasks]
         self._flops = [
             np.array([task.waf(int(count)) for count in counts])
             for task, counts in zip(cluster.tasks, self._counts, strict=True)

@@ -1,11 +1,11 @@
 """What an event does to the cluster, as one value: several events at once are the sum of theirs.
 
-    slot:TASK      a slot of the task is lost (slot:TASK@NODE: there)
-    process:TASK   a process of the task died, its slot is whole
-    node:NODE      the node is lost with all its slots
-    join:NODE      a node that was not up comes back whole (join:8: a new node of 8 slots)
-    finish:TASK    the task is done
-    standby        a standby is gone
+slot:TASK      a slot of the task is lost (slot:TASK@NODE: there)
+process:TASK   a process of the task died, its slot is whole
+node:NODE      the node is lost with all its slots
+join:NODE      a node that was not up comes back whole (join:8: a new node of 8 slots)
+finish:TASK    the task is done
+standby        a standby is gone
 """
 
 from __future__ import annotations

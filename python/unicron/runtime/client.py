@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import zmq
 
@@ -77,6 +77,12 @@ class CoordinatorClient:
 
     def close(self) -> None:
         self._socket.close(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def from_environment(address: str = "", key_directory: str = "") -> CoordinatorClient:

@@ -107,6 +107,7 @@ class CoordinatorHost:
         if host is not None and host.connection is not None:
             host.connection.send("down", lambda m: host.feed(CoordinatorMessage(m)), action.message)
 
+
 def _short(message: Any) -> str:
     name = type(message).__name__
     if name == "PublishEpoch":

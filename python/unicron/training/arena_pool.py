@@ -21,9 +21,7 @@ class ArenaPool:
     def __init__(self, device: int, *, own_memory: bool) -> None:
         self.device = device
         self.arena = _core.GpuArena(device, 0, own_memory)
-        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(
-            _core.__file__, _core.ARENA_MALLOC, _core.ARENA_FREE
-        )
+        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(_core.__file__, _core.ARENA_MALLOC, _core.ARENA_FREE)
         self._pool = torch.cuda.MemPool(self._allocator.allocator())
 
     @contextlib.contextmanager

@@ -84,9 +84,7 @@ class Saver:
         see. keep: how many complete checkpoints stay. timeout_s: how long rank 0 of a save waits
         for the others' parts before it gives it up."""
 
-    def __init__(
-        self, directory: str | Path, keep: int = 2, timeout_s: float = PARTS_TIMEOUT_S
-    ) -> None:
+    def __init__(self, directory: str | Path, keep: int = 2, timeout_s: float = PARTS_TIMEOUT_S) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.keep = max(1, keep)
@@ -246,9 +244,7 @@ def _rank_and_size() -> tuple[int, int]:
 # -------------------------------------------------------------------- state
 
 
-def state_dict(
-    model: Any, optimizer: Any = None, scheduler: Any = None, is_loading: bool = False
-) -> dict[str, Any]:
+def state_dict(model: Any, optimizer: Any = None, scheduler: Any = None, is_loading: bool = False) -> dict[str, Any]:
     """Megatron-LM's own arrangement: model, optimizer, opt_param_scheduler; sharded."""
     state: dict[str, Any] = {"model": bare(model).sharded_state_dict(prefix="")}
     if optimizer is not None:
@@ -270,9 +266,7 @@ def bare(model: Any) -> Any:
     return model
 
 
-def load(
-    path: str | Path, model: Any, optimizer: Any = None, scheduler: Any = None
-) -> dict[str, Any]:
+def load(path: str | Path, model: Any, optimizer: Any = None, scheduler: Any = None) -> dict[str, Any]:
     """Read a checkpoint into the living tensors, in place (they may lie in an arena).
 
     Makes no collective. Returns {"iteration": int, "extra": dict}."""

@@ -105,17 +105,13 @@ class LoneReader(torch_dist.TorchDistLoadShardedStrategy):
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: Any, *_more: Any, **_options: Any) -> Any:
         shards = [s for s in nested_values(sharded_state_dict) if isinstance(s, ShardedTensor)]
-        by_key, flat, renamed = torch_dist._replace_state_dict_keys_with_sharded_keys(
-            sharded_state_dict
-        )
+        by_key, flat, renamed = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict)
         state = torch_dist.mcore_to_pyt_state_dict(by_key, True)
         planner = torch_dist.MCoreLoadPlanner(
             flatten_state_dict=False,
             flatten_sharded_tensors=False,
             shapes_validation_sharded_tensors=[s for s in shards if not s.allow_shape_mismatch],
-            allow_shape_mismatch_sharded_tensors={
-                s.key: s for s in shards if s.allow_shape_mismatch
-            },
+            allow_shape_mismatch_sharded_tensors={s.key: s for s in shards if s.allow_shape_mismatch},
         )
         _load_state_dict(state, FileSystemReader(checkpoint_dir), no_dist=True, planner=planner)
         values = {key: torch_dist._unwrap_pyt_sharded_tensor(v) for key, v in state.items()}

@@ -52,9 +52,7 @@ class CorpusRefused(ValueError):
     """The files are not what their format says."""
 
 
-def addressed(
-    dataset: Any, micro_batch: int, num_micro_batches: int, seed: int = 1234
-) -> AddressedDataset:
+def addressed(dataset: Any, micro_batch: int, num_micro_batches: int, seed: int = 1234) -> AddressedDataset:
     """What a script handed to train_step as a function of (iteration, micro-batch), or a refusal by
     name."""
     if isinstance(dataset, torch.utils.data.DataLoader):
@@ -90,9 +88,7 @@ class ByteCorpus:
         return len(self.data)
 
     @classmethod
-    def from_paths(
-        cls, paths: Iterable[str | Path], bytes_max: int = STDLIB_BYTES_MAX
-    ) -> ByteCorpus:
+    def from_paths(cls, paths: Iterable[str | Path], bytes_max: int = STDLIB_BYTES_MAX) -> ByteCorpus:
         """Files one after the other, in the order given, up to bytes_max in all."""
         parts: list[bytes] = []
         left = bytes_max
@@ -112,8 +108,7 @@ class ByteCorpus:
         corpus = cls.from_paths(sorted(folder.glob("*.py")), bytes_max)
         if len(corpus) < min(STDLIB_BYTES_MIN, bytes_max):
             raise CorpusTooSmall(
-                f"{folder} holds {len(corpus)} bytes of Python source (is it zipped?): "
-                "name text files instead"
+                f"{folder} holds {len(corpus)} bytes of Python source (is it zipped?): name text files instead"
             )
         return corpus
 
@@ -134,8 +129,7 @@ class ByteDataset:
     ) -> None:
         if len(corpus) < seq_length + 2:
             raise CorpusTooSmall(
-                f"corpus of {len(corpus)} bytes: one sample needs {seq_length + 1} "
-                "and a choice of places"
+                f"corpus of {len(corpus)} bytes: one sample needs {seq_length + 1} and a choice of places"
             )
         self.corpus = corpus
         self.seq_length = seq_length
@@ -187,15 +181,11 @@ def draw(seed: int, iteration: int, micro_batch: int, count: int) -> np.ndarray:
     """count random uint64 that depend on the address alone. Raw generator output: stable over numpy
     versions."""
     word = (1 << 64) - 1
-    generator = np.random.Philox(
-        key=[seed & word, iteration & word], counter=[0, 0, 0, micro_batch & word]
-    )
+    generator = np.random.Philox(key=[seed & word, iteration & word], counter=[0, 0, 0, micro_batch & word])
     return np.asarray(generator.random_raw(count), dtype=np.uint64)
 
 
-def sample_numbers(
-    iteration: int, micro_batch: int, micro_batch_samples: int, num_micro_batches: int
-) -> np.ndarray:
+def sample_numbers(iteration: int, micro_batch: int, micro_batch_samples: int, num_micro_batches: int) -> np.ndarray:
     """The task-wide numbers of a micro-batch's samples: consecutive over micro-batches and
     iterations."""
     check_address(iteration, micro_batch, num_micro_batches)
@@ -308,9 +298,7 @@ class IndexedDataset:
         self.num_tokens = int(index.sequence_lengths.sum(dtype=np.int64))
         self.num_samples = (self.num_tokens - 1) // seq_length
         if self.num_samples < 1:
-            raise CorpusTooSmall(
-                f"{prefix} holds {self.num_tokens} tokens, one sample needs {seq_length + 1}"
-            )
+            raise CorpusTooSmall(f"{prefix} holds {self.num_tokens} tokens, one sample needs {seq_length + 1}")
         self._first = _contiguous_start(str(prefix), index)
         self._dtype = index.dtype
         self._item = index.dtype_size
@@ -336,9 +324,7 @@ def _open_indexed(prefix: str) -> Any:
     prefix = prefix.removesuffix(".bin").removesuffix(".idx")
     missing = [p for p in (f"{prefix}.idx", f"{prefix}.bin") if not Path(p).is_file()]
     if missing:
-        raise FileNotFoundError(
-            f"no Megatron indexed data set at {prefix}: {missing[0]} is missing"
-        )
+        raise FileNotFoundError(f"no Megatron indexed data set at {prefix}: {missing[0]} is missing")
     _check_index(Path(f"{prefix}.idx"))
     return Reader(prefix, mmap=True)
 

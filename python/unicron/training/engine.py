@@ -164,9 +164,7 @@ class Engine:
             begun.add(micro_batch)
             self.ledger.set_begun(begun)
 
-        self.computation.run(
-            action.iteration, action.micro_batches, self.forward_step, self.dataset, begin
-        )
+        self.computation.run(action.iteration, action.micro_batches, self.forward_step, self.dataset, begin)
         if aside is not None:
             compute.tie(self.model, self.computation.config)
             self.gradients.put_back(aside, reduced)
@@ -424,4 +422,3 @@ class Engine:
         self.groups.close()
         for client in self._clients.values():
             client.close()
-

@@ -213,9 +213,7 @@ class Groups:
 
     # -------------------------------------------------------------- by difference
 
-    def rebuild_inside(
-        self, plan: EpochPlan, touched: Ranks | None, store: Callable[[str], dist.Store]
-    ) -> int:
+    def rebuild_inside(self, plan: EpochPlan, touched: Ranks | None, store: Callable[[str], dist.Store]) -> int:
         """Groups inside my replica that hold a touched rank (None: all). Returns how many were made."""
         todo = [r for r in self.inside_lists if touched is None or set(touched) & set(r) or r not in self._live]
         return self._rebuild(plan, todo, store)

@@ -128,4 +128,3 @@ class WorkerLink:
 
 def now_ms() -> float:
     return time.monotonic_ns() / 1e6
-

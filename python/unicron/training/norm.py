@@ -31,6 +31,4 @@ def with_marked_norms(layer_spec: Any, config: Any) -> Any:
     spec = copy.deepcopy(layer_spec)
     spec.submodules.input_layernorm = MarkedLayerNorm
     spec.submodules.pre_mlp_layernorm = MarkedLayerNorm
-    return TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(config), layer_norm=MarkedLayerNorm
-    )
+    return TransformerBlockSubmodules(layer_specs=[spec] * get_num_layers_to_build(config), layer_norm=MarkedLayerNorm)

@@ -221,9 +221,7 @@ class Session:
                 if useless >= 0:
                     os.close(useless)
         slabs = memory.export()
-        fd, grant, _ = self._link.request_arena(
-            rank, memory.content_bytes, memory.digest, adopt=False, gpu=slabs
-        )
+        fd, grant, _ = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=False, gpu=slabs)
         for ours in slabs[0]:
             os.close(ours)
         if fd < 0:
@@ -236,9 +234,7 @@ class Session:
             engine.ledger.begin_step()
         return Record(rank, 0, Stage.STARTING, has_state=fresh, num_segments=num_segments)
 
-    def _adopt(
-        self, engine: Engine, arena: tuple[int, tuple[int, ...], tuple[int, ...]], num_segments: int
-    ) -> Record:
+    def _adopt(self, engine: Engine, arena: tuple[int, tuple[int, ...], tuple[int, ...]], num_segments: int) -> Record:
         """arena: its descriptor, and descriptors and sizes of its GPU slabs."""
         engine.memory.adopt(*arena)
         for mapped in arena[1]:
@@ -273,9 +269,7 @@ class Session:
         if iteration != self._next:
             raise ValueError(f"train_step({iteration}): session.iterations() is at {self._next}")
         engine.forward_step = forward_step
-        engine.dataset = data_module.addressed(
-            dataset, self.layout.micro_batch, self.layout.num_micro_batches
-        )
+        engine.dataset = data_module.addressed(dataset, self.layout.micro_batch, self.layout.num_micro_batches)
         try:
             end = engine.run(on.IterationBegun(iteration))
         except Exception as error:

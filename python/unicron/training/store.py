@@ -35,9 +35,7 @@ class RendezvousStore(dist.Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         limit = self._timeout_ms if timeout is None else int(timeout.total_seconds() * 1000)
-        self._client.wait(
-            [self._key(k) for k in keys], min(limit, RENDEZVOUS_MS_MAX), cancelled=self._cancelled
-        )
+        self._client.wait([self._key(k) for k in keys], min(limit, RENDEZVOUS_MS_MAX), cancelled=self._cancelled)
 
     def add(self, key: str, amount: int) -> int:
         return self._client.add(self._key(key), amount)

@@ -87,18 +87,14 @@ class UnmanagedSession:
         self._sums.zero_()
         share = layout.num_micro_batches // layout.dp
         first = layout.replica_of(self.rank) * share
-        self._computation.run(
-            iteration, range(first, first + share), forward_step, batches, lambda micro_batch: None
-        )
+        self._computation.run(iteration, range(first, first + share), forward_step, batches, lambda micro_batch: None)
         _, grad_norm, _ = self._optimizer.step()
         advance_scheduler(self._scheduler, layout)
         total = self._sums.clone()
         dist.all_reduce(total)
         # Every tp rank of a last stage counts the same tokens and loss.
         tokens = max(float(total[0]), 1.0)
-        return Metrics(
-            iteration, float(total[1]) / tokens, float(grad_norm or 0.0), int(tokens) // layout.tp, False
-        )
+        return Metrics(iteration, float(total[1]) / tokens, float(grad_norm or 0.0), int(tokens) // layout.tp, False)
 
     def on_reduced(self, callback: Callable[..., None]) -> None:
         """Not called: Megatron scales inside its own reduction."""
