@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import random
 import statistics
 import subprocess
@@ -106,6 +107,23 @@ class Set:
                 total[part] = total.get(part, 0.0) + ms
         return {part: [ms] for part, ms in total.items()}
 
+    def pin(self) -> None:
+        """Each rank on cores of its own, the same ones in every set, and everything else on others: two threads that
+        happen to share a core cost each other a third of their speed, which is far more than what is measured here.
+        Only where there are cores enough.
+        """
+        cores = sorted(os.sched_getaffinity(0))
+        width = len(cores) // (self.layout.world_size + 1)
+        if width < 1:
+            return
+        own = [set(cores[i * width : (i + 1) * width]) for i in range(self.layout.world_size)]
+        rest = set(cores[self.layout.world_size * width :])
+        for part, pids in self.parts.items():
+            for number, pid in enumerate(pids):
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    with contextlib.suppress(OSError):  # a thread that just ended
+                        os.sched_setaffinity(int(thread.name), own[number] if part == "workers" else rest)
+
     def block(self, iterations: int, *, count: bool = True) -> None:
         before = {part: sum(map(cpu_s, pids)) for part, pids in self.parts.items()}
         start = time.monotonic()
@@ -181,6 +199,7 @@ def measure(sets: dict[str, Set], arguments: argparse.Namespace) -> None:
     order = list(sets)
     drawn = random.Random(arguments.seed)
     for name in order:
+        sets[name].pin()
         sets[name].block(WARM_UP, count=False)
     deadline = time.monotonic() + arguments.minutes * 60
     for number in range(arguments.runs):
@@ -200,7 +219,8 @@ def report(sets: dict[str, Set], arguments: argparse.Namespace) -> common.Bench:
     bench = common.Bench(
         "cost of being managed", "CPU ms per iteration", baseline="A: unmanaged",
         configuration={
-            "layout": arguments.layout, "block": arguments.block, "rounds": len(a.samples),
+            "layout": arguments.layout, "cores a rank": len(os.sched_getaffinity(0)) // (a.layout.world_size + 1),
+            "block": arguments.block, "rounds": len(a.samples),
             "A'/A %": round(noise, 2), "A'/A half-width %": round(noise_half, 2),
             "B/A %": round(cost, 2), "B/A half-width %": round(cost_half, 2),
             "upper end of B/A %": round(cost + cost_half, 2), "allowed %": round(2.0 + noise_half, 2),

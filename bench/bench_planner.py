@@ -118,9 +118,7 @@ def flops_of(chance: np.random.Generator, counts: Counts) -> Floats:
 
 def make(chance: np.random.Generator, reachable: list[Counts], slots: int, mtbf_slot_s: float) -> Instance:
     held = spread(chance, reachable, slots)
-    tasks = [
-        Task(current, counts, flops_of(chance, counts)) for current, counts in zip(held, reachable, strict=True)
-    ]
+    tasks = [Task(current, counts, flops_of(chance, counts)) for current, counts in zip(held, reachable, strict=True)]
     return Instance(tasks, slots, mtbf_slot_s)
 
 
@@ -225,9 +223,7 @@ def is_same(left: float, right: float, instance: Instance) -> bool:
     return abs(left - right) <= 1e-8 * max(size, 1.0)
 
 
-def compare(
-    bench: common.Bench, name: str, instances: list[Instance], other: Callable[[Instance], float]
-) -> None:
+def compare(bench: common.Bench, name: str, instances: list[Instance], other: Callable[[Instance], float]) -> None:
     ours, theirs, num_equal, num_ended = [], [], 0, 0
     for instance in instances:
         ms, plan = timed_ms(lambda i=instance: i.problem.solve([i.way(i.slots, i.slots)]))  # type: ignore[misc]
