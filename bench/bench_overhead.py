@@ -46,6 +46,12 @@ def cpu_s(pid: int) -> float:
     return 0.0
 
 
+def cores_of_a_rank(layout: Layout) -> int:
+    """How many cores each rank can have to itself, with one part of them left for everything else if possible."""
+    cores = len(os.sched_getaffinity(0))
+    return cores // (layout.world_size + 1) or cores // layout.world_size
+
+
 @dataclass
 class Set:
     """Processes that train in blocks. parts: name -> pids, the workers first."""
@@ -112,12 +118,12 @@ class Set:
         happen to share a core cost each other a third of their speed, which is far more than what is measured here.
         Only where there are cores enough.
         """
-        cores = sorted(os.sched_getaffinity(0))
-        width = len(cores) // (self.layout.world_size + 1)
+        cores, ranks = sorted(os.sched_getaffinity(0)), self.layout.world_size
+        width = cores_of_a_rank(self.layout)
         if width < 1:
             return
-        own = [set(cores[i * width : (i + 1) * width]) for i in range(self.layout.world_size)]
-        rest = set(cores[self.layout.world_size * width :])
+        own = [set(cores[i * width : (i + 1) * width]) for i in range(ranks)]
+        rest = set(cores[ranks * width :]) or set(cores)
         for part, pids in self.parts.items():
             for number, pid in enumerate(pids):
                 for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -219,7 +225,7 @@ def report(sets: dict[str, Set], arguments: argparse.Namespace) -> common.Bench:
     bench = common.Bench(
         "cost of being managed", "CPU ms per iteration", baseline="A: unmanaged",
         configuration={
-            "layout": arguments.layout, "cores a rank": len(os.sched_getaffinity(0)) // (a.layout.world_size + 1),
+            "layout": arguments.layout, "cores a rank": cores_of_a_rank(a.layout),
             "block": arguments.block, "rounds": len(a.samples),
             "A'/A %": round(noise, 2), "A'/A half-width %": round(noise_half, 2),
             "B/A %": round(cost, 2), "B/A half-width %": round(cost_half, 2),
