@@ -105,6 +105,11 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def world_size(self) -> int:
         return self.replica_size * self.dp
 
+    @property
+    def has_only_copies(self) -> bool:
+        """Whether each rank's state is the only copy of it: then its step must be one that an heir can finish."""
+        return self.sharded or self.dp == 1
+
     def rank_of(self, tp: int, dp: int, pp: int) -> Rank:
         """Megatron's order tp-cp-ep-dp-pp."""
         return tp + self.tp * (dp + self.dp * pp)

@@ -14,6 +14,7 @@ import pytest
 
 from unicron.demo import runner, scenarios
 from unicron.demo.progress import Progress
+from unicron.demo.variant import Variant
 
 SEED = 2024
 SAMPLE = 1  # besides the one that is always run at this layout
@@ -30,7 +31,7 @@ def sample(layout: str) -> tuple[str, ...]:
 def judge(layout: str, optimizer: str, names: tuple[str, ...], folder: Path, **script: Any) -> None:
     tp, pp, dp = map(int, layout.split(","))
     sizes = runner.layout_of(tp, pp, dp, sharded=optimizer == "distributed")
-    options = runner.Options(sizes, folder=folder, measure_unmanaged=False, **script)
+    options = runner.Options(sizes, folder=folder, measure_unmanaged=False, variant=Variant(**script))
     with runner.Suite(options, Progress()) as suite:
         wrong = {
             outcome.result["scenario"]: outcome.result["reasons"]

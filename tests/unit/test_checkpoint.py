@@ -98,7 +98,7 @@ def _compare_after_load(job: Job, saved: dict[str, torch.Tensor], directory: Pat
     # plain megatron-core, with its own checks of completeness and of shards
     from megatron.core import dist_checkpointing
 
-    bare = checkpoint.bare(job.model)
+    bare = checkpoint.modules(job.model)["model"]
     wanted = {"model": bare.sharded_state_dict(prefix="")}
     path = checkpoint.find_latest(directory)
     plain = dist_checkpointing.load(wanted, str(path))
@@ -262,8 +262,3 @@ def test_latest_without_a_usable_marker(tmp_path):
 def test_no_checkpoint_is_refused_by_name(tmp_path):
     with pytest.raises(checkpoint.CheckpointRefused, match="no complete checkpoint"):
         checkpoint.load(tmp_path, Plain(0.0))
-
-
-def test_interleaved_models_are_refused_by_name():
-    with pytest.raises(checkpoint.CheckpointRefused, match="interleaved"):
-        checkpoint.bare([Plain(0.0), Plain(1.0)])

@@ -23,15 +23,17 @@ def train_once() -> None:
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 
     from unicron.demo import model as demo
+    from unicron.demo.variant import Variant
+    from unicron.training.chunks import Chunks
     from unicron.training.data import ByteCorpus, ByteDataset
 
-    model, optimizer, _ = demo.build(layout, demo.Variant(overlap=True))
+    model, optimizer, _ = demo.build(layout, Variant(overlap=True))
     started: list[str] = []
     for bucket_group in model.bucket_groups:
         bucket_group.start_grad_sync = lambda *_, **__: started.append("gradients")
         bucket_group.start_param_sync = lambda *_, **__: started.append("parameters")
-    assert take_over(model, optimizer) == ("overlap_grad_reduce", "overlap_param_gather")
-    assert take_over(model, optimizer) == ()
+    assert take_over(Chunks(model), optimizer) == ("overlap_grad_reduce", "overlap_param_gather")
+    assert take_over(Chunks(model), optimizer) == ()
     model.config.finalize_model_grads_func = lambda *_, **__: None
     dataset = ByteDataset(ByteCorpus.from_stdlib(100_000), demo.SEQ_LENGTH, 2, 4)
     model.zero_grad_buffer()

@@ -26,6 +26,7 @@ def main(
     bf16: Annotated[bool, typer.Option("--bf16", help="Parameters in bf16, main parameters in fp32.")] = False,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Where tp > 1.")] = False,
     dropout: Annotated[float, typer.Option(help="Of the model.", min=0.0, max=0.9)] = 0.0,
+    virtual_pp: Annotated[int, typer.Option(help="Model chunks a rank; above 1 pp is interleaved.", min=1)] = 1,
     recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",
     exact: Annotated[bool, typer.Option("--exact", help="Not in this version.")] = False,
     seed: Annotated[int, typer.Option(help="Of random-kills.")] = 0,
@@ -42,6 +43,7 @@ def main(
     from unicron.demo import scenarios
     from unicron.demo.progress import Progress
     from unicron.demo.runner import Options, Suite, layout_of
+    from unicron.demo.variant import Variant
     from unicron.demo.watch import WatchProblem
     from unicron.runtime.local_cluster import ClusterProblem
 
@@ -57,10 +59,7 @@ def main(
         Path(report),
         measure_unmanaged=unmanaged,
         keep=keep,
-        overlap=overlap,
-        bf16=bf16,
-        sequence_parallel=sequence_parallel,
-        dropout=dropout,
+        variant=Variant(overlap, bf16, sequence_parallel, dropout, virtual_pp),
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)

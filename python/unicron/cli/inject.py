@@ -7,32 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from unicron.cli.common import Coordinator, Json, Keys, Problem, print_json
+from unicron.faults.kinds import ALIASES, FaultKind, FaultPoint
 
-FAULTS = (
-    "kill",
-    "segv",
-    "abort",
-    "exit",
-    "exception",
-    "oom",
-    "stop",
-    "deadlock",
-    "gil",
-    "reset",
-    "leave",
-)
-POINTS = (
-    "now",
-    "idle",
-    "compute",
-    "forward",
-    "pipeline",
-    "tie",
-    "reduce",
-    "commit",
-    "step",
-    "heal",
-)
+FAULTS = tuple(kind.name.lower() for kind in FaultKind)
+POINTS = (*ALIASES, *(point.name.lower() for point in FaultPoint))
 
 
 def main(
@@ -41,7 +19,7 @@ def main(
     rank: Annotated[int, typer.Option(help="The role whose worker it hits.")] = 0,
     iteration: Annotated[int, typer.Option(help="-1: the next time it passes.")] = -1,
     point: Annotated[str, typer.Option(help=", ".join(POINTS))] = "now",
-    micro_batch: Annotated[int, typer.Option(help="-1: any.")] = -1,
+    micro_batch: Annotated[int, typer.Option(help="-1: any. In the reduction the segment's number.")] = -1,
     coordinator: Coordinator = "",
     keys: Keys = "",
     json: Json = False,

@@ -24,6 +24,7 @@ EPS = 2.0**-23
 RESIZED_GRADIENT_MAX = 4 * EPS
 RESIZED_LOSS_MAX = 1e-5
 LOSS_FALL_MIN = 1.0
+LEARNED_AFTER = 25  # iterations; a shorter run has not learned so much yet
 EARLY = 5  # iterations
 UNMANAGED_LOSS_MAX = 1e-4  # between a managed and an unmanaged run, in the early iterations
 PAUSE_FACTOR = 4.0  # an iteration this many times the median, and this many ms longer, is a pause
@@ -239,14 +240,30 @@ def parameters(run: Run, layout: Layout) -> int:
     return sum(run.states[r]["parameters"] for r in replica)
 
 
-def begun_again(run: Run, layout: Layout) -> int:
-    """Distinct (iteration, micro-batch) whose forward began more than once at some position."""
+def begun_again(run: Run, layout: Layout, first: int = 0, last: int = 1 << 30) -> int:
+    """Distinct (iteration, micro-batch) whose forward began more than once at some position, in these iterations."""
     begun: dict[tuple[int, int, int, int], int] = {}
     for (rank, iteration, micro_batch), count in run.forwards.items():
+        if not first <= iteration <= last:
+            continue
         tp, _, pp = layout.coords(rank)
         key = (tp, pp, iteration, micro_batch)
         begun[key] = begun.get(key, 0) + count
     return len({key[2:] for key, count in begun.items() if count > 1})
+
+
+def other_digests(run: Run, reference: Run, first: int, last: int) -> Iterable[str]:
+    """Where gradient or state are not the reference's, bit for bit. Some rank must say it for every iteration."""
+    for iteration in range(first, last + 1):
+        ours = {rank: found for (i, rank), found in run.digests.items() if i == iteration}
+        if not ours:
+            yield f"iteration {iteration}: nobody says what its gradient and state were"
+        for rank, (gradient, state) in sorted(ours.items()):
+            wanted = reference.digests.get((iteration, rank), ("", ""))
+            if gradient and gradient != wanted[0]:
+                yield f"iteration {iteration}, rank {rank}: another reduced gradient"
+            if state != wanted[1]:
+                yield f"iteration {iteration}, rank {rank}: another state"
 
 
 def over_recoveries(observed: Observed, name: str) -> int:
@@ -301,7 +318,8 @@ def judge(
     if result["loss"] is None or result["loss"]["last"] is None:
         yield f"iteration {scenario.iterations - 1} was not reached"
         return
-    yield from _loss(result["loss"])
+    if scenario.iterations >= LEARNED_AFTER:
+        yield from _loss(result["loss"])
     yield from _work(expect, run, layout, observed)
     if expect.outcome == "resized":
         yield from _resized(result, observed, expect, layout)

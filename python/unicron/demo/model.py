@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from unicron.demo.variant import PLAIN, Variant
 from unicron.training import megatron_cpu
 from unicron.training.norm import with_marked_norms
 from unicron.types import Layout
@@ -43,48 +43,17 @@ MODEL_SEED = 1234
 OVERLAP_BUCKET = 40_000  # parameters in a bucket: several of them
 
 
-@dataclass(frozen=True)
-class Variant:
-    """What else a script may choose. The command line has the same names."""
-
-    overlap: bool = False  # communication hidden behind computation, in many buckets
-    bf16: bool = False  # parameters, with main parameters and gradients in fp32
-    sequence_parallel: bool = False  # where tp > 1
-    dropout: float = 0.0
-
-
-VARIANTS = tuple(field.name for field in fields(Variant))
-
-
-def build(layout: Layout, variant: Variant = Variant()) -> tuple[Any, Any, Any]:
-    """(DDP model, Megatron optimizer, scheduler) of this rank. parallel_state must stand."""
+def build(layout: Layout, variant: Variant = PLAIN) -> tuple[Any, Any, Any]:
+    """(DDP model or its chunks, Megatron optimizer, scheduler) of this rank. parallel_state must stand."""
+    interleaved = variant.virtual_pp > 1
+    parallel_state.set_virtual_pipeline_model_parallel_world_size(variant.virtual_pp if interleaved else None)
     tensor_parallel.model_parallel_cuda_manual_seed(MODEL_SEED)
     if torch.cuda.is_available():
         make_deterministic()
     config = transformer_config(layout, variant)
     torch.manual_seed(MODEL_SEED)
-    spec = get_gpt_layer_local_spec()
-    model = GPTModel(
-        config,
-        with_marked_norms(spec, config) if config.sequence_parallel else spec,
-        vocab_size=VOCABULARY,
-        max_sequence_length=SEQ_LENGTH,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=True,
-        position_embedding_type="learned_absolute",
-    )
-    gathers_early = variant.overlap and layout.sharded
-    ddp = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
-        overlap_grad_reduce=variant.overlap,
-        overlap_param_gather=gathers_early,
-        bucket_size=OVERLAP_BUCKET if variant.overlap else None,
-        use_distributed_optimizer=layout.sharded,
-    )
-    if torch.cuda.is_available():
-        model = model.cuda()
-    model = DistributedDataParallel(config, ddp, Float16Module(config, model) if config.bf16 else model)
+    stages = range(variant.virtual_pp) if interleaved else [None]
+    chunks = [wrap(build_chunk(config, stage), config, layout, variant) for stage in stages]
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
@@ -92,14 +61,43 @@ def build(layout: Layout, variant: Variant = Variant()) -> tuple[Any, Any, Any]:
             weight_decay=0.01,
             clip_grad=CLIP_GRAD,
             use_distributed_optimizer=layout.sharded,
-            overlap_param_gather=gathers_early,
+            overlap_param_gather=variant.overlap and layout.sharded,
             bf16=config.bf16,
             params_dtype=config.params_dtype,
         ),
-        [model],
+        chunks,
         use_gloo_process_groups=False,
     )
-    return model, optimizer, build_scheduler(optimizer, layout)
+    return chunks if interleaved else chunks[0], optimizer, build_scheduler(optimizer, layout)
+
+
+def build_chunk(config: TransformerConfig, stage: int | None) -> GPTModel:
+    """stage: the chunk's number in an interleaved pipeline."""
+    spec = get_gpt_layer_local_spec()
+    return GPTModel(
+        config,
+        with_marked_norms(spec, config) if config.sequence_parallel else spec,
+        vocab_size=VOCABULARY,
+        max_sequence_length=SEQ_LENGTH,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+        share_embeddings_and_output_weights=True,
+        position_embedding_type="learned_absolute",
+        vp_stage=stage,
+    )
+
+
+def wrap(model: GPTModel, config: TransformerConfig, layout: Layout, variant: Variant) -> DistributedDataParallel:
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=variant.overlap,
+        overlap_param_gather=variant.overlap and layout.sharded,
+        bucket_size=OVERLAP_BUCKET if variant.overlap else None,
+        use_distributed_optimizer=layout.sharded,
+    )
+    if torch.cuda.is_available():
+        model = model.cuda()
+    return DistributedDataParallel(config, ddp, Float16Module(config, model) if config.bf16 else model)
 
 
 def make_deterministic() -> None:
@@ -109,7 +107,7 @@ def make_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def transformer_config(layout: Layout, variant: Variant = Variant()) -> TransformerConfig:
+def transformer_config(layout: Layout, variant: Variant = PLAIN) -> TransformerConfig:
     # A pipeline of gloo sends needs to know its dtype; the summed loss makes width irrelevant.
     dtype = torch.bfloat16 if variant.bf16 else DTYPE
     return TransformerConfig(
@@ -118,6 +116,7 @@ def transformer_config(layout: Layout, variant: Variant = Variant()) -> Transfor
         num_attention_heads=NUM_HEADS,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=variant.virtual_pp if variant.virtual_pp > 1 else None,
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,

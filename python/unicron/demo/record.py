@@ -8,6 +8,7 @@ leaves whole lines, and its heir goes on in the same file. Nothing here is neede
                        what unicron says about itself
   gradient_I_R.npy     the reduced, unscaled gradient of iteration I, for the iterations asked for
   magnitude_I_R.npy    reference run: sum over micro-batches of |g_m| (this rank's share)
+  digests_R.jsonl      if asked for: one line an iteration, sha256 of reduced gradient and of parameters and optimizer
   state_R.json         digest of parameters and optimizer state after the last compared iteration
   weights_R.npy        the parameters then"""
 
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from unicron.training.chunks import Chunks
 from unicron.training.memory import inner_optimizers
 
 LINE_BYTES_MAX = 4096
@@ -36,9 +38,17 @@ class Recorder:
         folder: of the run.
         rank: the role's number.
         gradients: iterations whose reduced gradient is kept.
-        magnitudes: also the sum of |g_m| of those (the reference run)."""
+        magnitudes: also the sum of |g_m| of those (the reference run).
+        digests: of every iteration."""
 
-    def __init__(self, folder: Path, rank: int, gradients: Collection[int] = (), magnitudes: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        gradients: Collection[int] = (),
+        magnitudes: bool = False,
+        digests: bool = False,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.rank = folder, rank
         self._gradients = frozenset(gradients)
@@ -48,6 +58,8 @@ class Recorder:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._log = os.open(folder / f"rank_{rank}.jsonl", flags, 0o644)
         self._forwards = os.open(folder / f"forwards_{rank}.jsonl", flags, 0o644)
+        self._digests = os.open(folder / f"digests_{rank}.jsonl", flags, 0o644) if digests else -1
+        self._gradient = ("", -1)  # digest of the newest reduced one, its iteration
         self._lines: list[bytes] = []
 
     # ---------------------------------------------------------------- as training goes
@@ -86,7 +98,7 @@ class Recorder:
         """Reference run: add |g_m| of every micro-batch to a flat buffer laid out as DDP's own."""
         if not self._magnitudes:
             return
-        for number, buffer in enumerate(model.buffers):
+        for number, buffer in enumerate(Chunks(model).buffers):
             self._sums.append(torch.zeros_like(buffer.grad_data))
             for param in buffer.params:
                 start, end = span(buffer, param)
@@ -101,11 +113,20 @@ class Recorder:
 
     def reduced(self, iteration: int, buffers: list[torch.Tensor]) -> None:
         """What session.on_reduced calls: the sums of the whole task, before scaling."""
+        if self._digests >= 0:
+            self._gradient = (hashlib.sha256(_flat(buffers).tobytes()).hexdigest()[:16], iteration)
         if iteration not in self._gradients:
             return
         self._save(f"gradient_{iteration}_{self.rank}.npy", _flat(buffers))
         if self._magnitudes:
             self._save(f"magnitude_{iteration}_{self.rank}.npy", _flat(self._sums))
+
+    def digests(self, iteration: int, model: Any, optimizer: Any) -> None:
+        """After the step. The gradient is not known to a process that rolled forward with another's commit."""
+        if self._digests >= 0:
+            gradient = self._gradient[0] if self._gradient[1] == iteration else ""
+            line = {"iteration": iteration, "gradient": gradient, "state": digest(model, optimizer)[:16]}
+            self._append(self._digests, line)
 
     def _save(self, name: str, values: np.ndarray) -> None:
         """Whole or not at all: the process may be killed in the middle."""
@@ -118,12 +139,13 @@ class Recorder:
 
     def state(self, iteration: int, model: Any, optimizer: Any) -> None:
         """Digest and weights after `iteration`."""
+        model = Chunks(model)
         weights = [param.detach().reshape(-1).float() for param in model.parameters()]
         self._save(f"weights_{self.rank}.npy", torch.cat(weights).cpu().numpy())
         facts = {
             "rank": self.rank,
             "iteration": iteration,
-            "sha256": digest(model, optimizer),
+            "sha256": digest(model.chunks, optimizer),
             "parameters": own_parameters(model),
             "tied": [list(span) for span in tied_spans(model)],
         }
@@ -151,7 +173,7 @@ def span(buffer: Any, param: Any) -> tuple[int, int]:
     return start, start + param.main_grad.numel()
 
 
-def tied_spans(model: Any) -> Iterator[tuple[int, int]]:
+def tied_spans(model: Chunks) -> Iterator[tuple[int, int]]:
     """Places in the flat gradient whose value is a sum over the first and the last stage."""
     offset = 0
     for buffer in model.buffers:
@@ -162,7 +184,7 @@ def tied_spans(model: Any) -> Iterator[tuple[int, int]]:
         offset += buffer.grad_data.numel()
 
 
-def own_parameters(model: Any) -> int:
+def own_parameters(model: Chunks) -> int:
     """Parameters that this rank counts for the whole model: no copy is counted twice."""
     from megatron.core import parallel_state
 
@@ -179,7 +201,7 @@ def own_parameters(model: Any) -> int:
 def digest(model: Any, optimizer: Any) -> str:
     """sha256 of every bit of parameters and optimizer state, in an order of structure only."""
     sha = hashlib.sha256()
-    for name, param in model.named_parameters():
+    for name, param in Chunks(model).named_parameters():
         _add(sha, name, param)
     number = 0
     for inner in inner_optimizers(optimizer):

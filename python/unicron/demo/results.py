@@ -28,6 +28,7 @@ class Run:
     forwards: Counter[tuple[Rank, int, int]] = field(default_factory=Counter)  # times begun
     states: dict[Rank, dict[str, Any]] = field(default_factory=dict)
     weights: dict[Rank, np.ndarray] = field(default_factory=dict)
+    digests: dict[tuple[int, Rank], tuple[str, str]] = field(default_factory=dict)  # of gradient ("": not known), state
     gradients: dict[tuple[int, Rank], Path] = field(default_factory=dict)
     folder: Path = Path()
 
@@ -56,6 +57,10 @@ def load(folder: Path) -> Run:
         state = json.loads(path.read_text())
         run.states[state["rank"]] = state
         run.weights[state["rank"]] = np.load(folder / f"weights_{state['rank']}.npy")
+    for path in folder.glob("digests_*.jsonl"):
+        rank = int(path.stem.split("_")[1])
+        for line in lines(path):
+            run.digests[line["iteration"], rank] = (line["gradient"], line["state"])
     for path in folder.glob("gradient_*.npy"):
         match = _GRADIENT.fullmatch(path.name)
         if match:

@@ -23,7 +23,8 @@ from typing import Any
 from unicron.demo import compare, results, scenarios
 from unicron.demo.progress import Progress, describe
 from unicron.demo.scenarios import Scenario
-from unicron.demo.watch import Cluster, Seen, Watch, WatchProblem
+from unicron.demo.variant import PLAIN, Variant
+from unicron.demo.watch import OVER, Cluster, Seen, Watch, WatchProblem
 from unicron.types import Layout
 
 MICRO_BATCH = 2  # samples
@@ -56,15 +57,7 @@ class Options:
     folder: Path = Path("unicron-demo")
     measure_unmanaged: bool = True
     keep: bool = False  # gradients and weights of the runs
-    overlap: bool = False  # this and what follows: demo/model.py, Variant
-    bf16: bool = False
-    sequence_parallel: bool = False
-    dropout: float = 0.0
-
-    def of_script(self) -> list[str]:
-        names = ("overlap", "bf16", "sequence_parallel")
-        flags = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name)]
-        return [*flags, "--dropout", str(self.dropout)]
+    variant: Variant = PLAIN
 
 
 @dataclass
@@ -83,7 +76,7 @@ class Suite:
     def __init__(self, options: Options, progress: Progress) -> None:
         self._options, self._progress = options, progress
         self._cluster: Any = None
-        self._references: dict[int, results.Run] = {}  # by iterations
+        self._references: dict[tuple[int, tuple[int, ...]], results.Run] = {}  # by iterations and window
         self._measure_unmanaged = options.measure_unmanaged
         self._unmanaged_ms: float | None = None
 
@@ -102,7 +95,7 @@ class Suite:
     def one(self, scenario: Scenario) -> Outcome:
         if scenario.iterations == scenarios.ITERATIONS:
             scenario = _with_iterations(scenario, self._options.iterations)
-        reference = self._reference(scenario.iterations)
+        reference = self.reference(scenario)
         if self._measure_unmanaged:
             self._measure_unmanaged = False
             self._unmanaged_ms = self._run_unmanaged(reference)
@@ -130,17 +123,38 @@ class Suite:
         self._forget_arrays(run)
         return Outcome(result, run, reference, seen.marks)
 
+    def say(self, text: str) -> None:
+        self._progress.happened(text)
+
+    @contextlib.contextmanager
+    def living_task(self, scenario: Scenario) -> Iterator[tuple[Any, str, Path]]:
+        """(cluster, task, folder of its records), for somebody else to watch and break. Ended at the end."""
+        self._progress.begins(scenario.name, scenario.says, scenario.iterations)
+        folder, cluster = self._empty_folder(scenario.name), self._living_cluster()
+        task = cluster.submit(self._job(scenario, folder, self._of_script(scenario, folder, 0, False)))
+        try:
+            yield cluster, task, folder
+        finally:
+            if cluster.task(task)["phase"] not in OVER:
+                cluster.cancel(task)
+                cluster.wait(task, ENDED_S)
+            self._progress.ends(None)
+
     # ---------------------------------------------------------------- runs
 
-    def _reference(self, iterations: int) -> results.Run:
-        known = self._references.get(iterations)
+    def reference(self, scenario: Scenario) -> results.Run:
+        """An undisturbed run of as many iterations that keeps the same records."""
+        iterations, window = scenario.iterations, scenario.window
+        known = self._references.get((iterations, window))
         if known is not None:
             return known
         undisturbed = Scenario(
-            f"{REFERENCE}-{iterations}",
+            f"{REFERENCE}-{iterations}" + "".join(f"-{i}" for i in window[:1] if window != scenarios.GRADIENT_WINDOW),
             "undisturbed, managed: what the others are compared with",
             scenarios.Expect("unaffected"),
             iterations=iterations,
+            window=window,
+            digests=scenario.digests,
         )
         self._progress.begins(undisturbed.name, undisturbed.says, iterations)
         run, seen, _, problem = self._carry_out(undisturbed, 0, magnitudes=True)
@@ -151,20 +165,16 @@ class Suite:
             told = "; ".join(describe(incident) for incident in seen.incidents.values())
             raise WatchProblem(f"the undisturbed run was disturbed: {told}; logs: {self._logs}")
         self._progress.ends(None)
-        self._references[iterations] = run
+        self._references[iterations, window] = run
         return run
 
     def _carry_out(
         self, scenario: Scenario, extra: int, magnitudes: bool = False
     ) -> tuple[results.Run, Seen, dict[str, int], str]:
         """(records, what was seen, what was left behind, a problem of the run itself)"""
-        folder = self._options.folder / "runs" / scenario.name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        cluster = self._living_cluster()
+        folder, cluster = self._empty_folder(scenario.name), self._living_cluster()
         before = shared_segments(cluster)
-        arguments = _arguments(scenario, folder, extra, magnitudes)
-        arguments += self._options.of_script()
+        arguments = self._of_script(scenario, folder, extra, magnitudes)
         task = cluster.submit(self._job(scenario, folder, arguments))
         planned = scenario.iterations + extra
         watch = Watch(cluster, task, folder, scenario, planned, self._progress)
@@ -178,6 +188,15 @@ class Suite:
         watch.put_right()
         left = self._left_behind(cluster, watch.seen.pids, before)
         return results.load(folder), watch.seen, left, problem
+
+    def _empty_folder(self, name: str) -> Path:
+        folder = self._options.folder / "runs" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def _of_script(self, scenario: Scenario, folder: Path, extra: int, magnitudes: bool) -> list[str]:
+        return [*_arguments(scenario, folder, extra, magnitudes), *self._options.variant.arguments()]
 
     def _job(self, scenario: Scenario, folder: Path, arguments: list[str]) -> Any:
         from unicron.coordinator.job import Job
@@ -203,8 +222,7 @@ class Suite:
         shutil.rmtree(folder, ignore_errors=True)
         self._progress.begins("unmanaged", "the same script without unicron, for its speed", UNMANAGED_ITERATIONS)
         layout = self._options.layout
-        arguments = _arguments(_with_iterations(scenario, UNMANAGED_ITERATIONS), folder, 0, False)
-        arguments += self._options.of_script()
+        arguments = self._of_script(_with_iterations(scenario, UNMANAGED_ITERATIONS), folder, 0, False)
         arguments += ["--gradients", "", "--tp", str(layout.tp), "--pp", str(layout.pp)]
         arguments += ["--micro-batch", str(layout.micro_batch)]
         arguments += ["--num-micro-batches", str(layout.num_micro_batches)]
@@ -216,7 +234,7 @@ class Suite:
         self._progress.ends(None)
         run = results.load(folder)
         difference = compare.early_loss_difference(run, reference)
-        if difference > compare.UNMANAGED_LOSS_MAX and not self._options.dropout:  # its masks are others
+        if difference > compare.UNMANAGED_LOSS_MAX and not self._options.variant.dropout:  # its masks are others
             raise WatchProblem(
                 f"managed and unmanaged run do not learn the same: losses of the first iterations "
                 f"differ by {difference:.2g}"
@@ -243,6 +261,7 @@ class Suite:
                 log_dir=self._logs / "cluster",
             )
             self._cluster.start()
+        self._cluster.wait_for_nodes()  # one that an act ended is on its way back
         return self._cluster
 
     def _end_cluster(self) -> None:
@@ -286,11 +305,12 @@ def extra_iterations(scenario: Scenario, usual_ms: float) -> int:
 
 
 def _arguments(scenario: Scenario, folder: Path, extra: int, magnitudes: bool) -> list[str]:
-    window = scenarios.GRADIENT_WINDOW if scenario.iterations <= 100 else ()
+    window = scenario.window if scenario.iterations <= 100 else ()
     arguments = ["--iterations", str(scenario.iterations), "--extra", str(extra)]
     arguments += ["--results", str(folder.resolve())]
     arguments += ["--gradients", ",".join(map(str, window))]
     arguments += ["--magnitudes"] if magnitudes else []
+    arguments += ["--digests"] if scenario.digests else []
     if scenario.poison:
         arguments += ["--poison", ",".join(map(str, scenario.poison))]
     return arguments

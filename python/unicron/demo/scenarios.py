@@ -74,6 +74,8 @@ class Scenario:
     extra_s: float = 0.0  # goes on for about so long, for what takes time
     checkpoint_every: int = 0
     poison: tuple[int, ...] = ()  # (rank, iteration, micro-batch) at which the script itself fails
+    window: tuple[int, ...] = GRADIENT_WINDOW  # iterations whose reduced gradient is kept
+    digests: bool = False  # of gradient and state, of every iteration
     spread: bool = False  # faults are armed one after the other, each when the one before is healed
     tags: frozenset[str] = field(default=frozenset())
 
@@ -122,8 +124,9 @@ def at_compute(layout: Layout, fault: str) -> tuple[Fault, ...]:
     return (Fault(victim(layout), fault, FAULT_ITERATION, "compute", middle(layout)),)
 
 
-def at_point(layout: Layout, fault: str, point: str, replica: int = -1) -> tuple[Fault, ...]:
-    return (Fault(victim(layout, replica), fault, FAULT_ITERATION, point),)
+def at_point(layout: Layout, fault: str, point: str, replica: int = -1, number: int = -1) -> tuple[Fault, ...]:
+    """number: of a micro-batch or, in the reduction, of a segment."""
+    return (Fault(victim(layout, replica), fault, FAULT_ITERATION, point, number),)
 
 
 # -------------------------------------------------------------------- a worker dies
@@ -156,7 +159,7 @@ def kill_reduce(layout: Layout, _seed: int) -> Scenario:
         "kill-reduce",
         "SIGKILL in the gradient reduction between replicas: nothing is computed again",
         Expect("healed", recomputed_replicas=0, methods=("process",), state_sources=("own_arena",)),
-        at_point(layout, "kill", "reduce"),
+        at_point(layout, "kill", "reduce", number=1),
     )
 
 
@@ -173,7 +176,7 @@ def kill_commit(layout: Layout, _seed: int) -> Scenario:
 @scenario
 def kill_step(layout: Layout, _seed: int) -> Scenario:
     says, source = "the torn state is not used", "replica"
-    if layout.sharded:
+    if layout.has_only_copies:
         says, source = "the heir undoes what is open and finishes the step", "own_arena"
     return Scenario(
         "kill-step",
@@ -209,7 +212,7 @@ def abort(layout: Layout, _seed: int) -> Scenario:
         "abort",
         "a worker aborts, in the reduction",
         Expect("healed", recomputed_replicas=0, methods=("process",), text="signal 6"),
-        at_point(layout, "abort", "reduce"),
+        at_point(layout, "abort", "reduce", number=1),
     )
 
 
@@ -283,7 +286,7 @@ def reset(layout: Layout, _seed: int) -> Scenario:
         "connections reset with both ends alive: groups are rebuilt, nobody restarts",
         # Every group of that rank breaks, so its replica may have to compute again.
         Expect("healed", severities=("SEV3",), replaced=0, methods=("connection",)),
-        at_point(layout, "reset", "reduce"),
+        at_point(layout, "reset", "reduce", number=1),
     )
 
 

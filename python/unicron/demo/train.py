@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import unicron
+from unicron.demo.variant import Variant
 from unicron.training.data import ByteCorpus, ByteDataset
 
 CORPUS_BYTES = 2_000_000
@@ -46,9 +47,14 @@ def main() -> None:
                 DATA_SEED,
             )
         )
-        chosen = {name: getattr(options, name) for name in demo.VARIANTS}
-        model, optimizer, scheduler = demo.build(layout, demo.Variant(**chosen))
-        recorder = Recorder(options.results, session.rank, options.gradients, magnitudes=options.magnitudes)
+        model, optimizer, scheduler = demo.build(layout, Variant.of(options))
+        recorder = Recorder(
+            options.results,
+            session.rank,
+            options.gradients,
+            magnitudes=options.magnitudes,
+            digests=options.digests,
+        )
         recorder.watch(model)
         session.on_reduced(recorder.reduced)
         session.manage(model, optimizer, scheduler)
@@ -59,6 +65,7 @@ def main() -> None:
             recorder.iteration_begins(iteration)
             metrics = session.train_step(iteration, step, dataset)
             recorder.committed(iteration, metrics.loss, start_ns)
+            recorder.digests(iteration, model, optimizer)
             session.save_if_due(iteration)
             if iteration == options.iterations - 1:
                 recorder.state(iteration, model, optimizer)
@@ -68,14 +75,17 @@ def forward_step(
     recorder: Any, poison: tuple[int, ...], rank: int, data_iterator: Iterator[Any], model: Any
 ) -> tuple[Any, Any]:
     """Megatron's contract, with the count of what is begun."""
+    from megatron.core.utils import get_attr_wrapped_model
+
     from unicron.demo import model as demo
 
     batch = next(data_iterator)
     if torch.cuda.is_available():
         batch = {name: value.cuda() if torch.is_tensor(value) else value for name, value in batch.items()}
-    recorder.forward_begins(*batch["address"])
-    if (rank, *batch["address"]) == poison:
-        raise ValueError(f"poisoned sample in micro-batch {batch['address']}: token 256 of 256")
+    if not get_attr_wrapped_model(model, "vp_stage"):  # a later chunk's forward is no new one
+        recorder.forward_begins(*batch["address"])
+        if (rank, *batch["address"]) == poison:
+            raise ValueError(f"poisoned sample in micro-batch {batch['address']}: token 256 of 256")
     return demo.forward_step(iter([batch]), model)
 
 
@@ -86,10 +96,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, required=True, help="folder of this run")
     parser.add_argument("--gradients", type=numbers, default=(), help="iterations, e.g. 10,11,12")
     parser.add_argument("--magnitudes", action="store_true", help="also sum of |g_m| (reference)")
+    parser.add_argument("--digests", action="store_true", help="of gradient and state, every iteration")
     parser.add_argument("--overlap", action="store_true", help="ask Megatron to hide communication")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--virtual-pp", type=int, default=1, help="model chunks a rank: an interleaved pipeline")
     parser.add_argument("--poison", type=numbers, default=(), help="rank,iteration,micro-batch")
     unmanaged = parser.add_argument_group("without unicron (under it the task says them)")
     unmanaged.add_argument("--tp", type=int, default=1)

@@ -17,18 +17,22 @@ class FaultKind(enum.IntEnum):
     GIL = 9  # native code holds the GIL for ever
     RESET = 10  # connections of all groups shut with both ends alive
     LEAVE = 11  # sys.exit(0) in the middle
+    NODE = 12  # SIGKILL to its agent and to itself: the node is gone
 
 
 class FaultPoint(enum.IntEnum):
     COMPUTE = 1  # a micro-batch is fetched
     FORWARD = 2  # its forward is done, before backward or send
     TIE = 3
-    REDUCE = 4
+    REDUCE = 4  # before a segment: the micro-batch armed is the segment's number
     COMMIT = 5
     STEP = 6  # half of the parameters written
     IDLE = 7  # between iterations
     HEAL = 8  # while carrying out a plan
     GATHER = 9  # the step is done, other replicas' shards are still to come
+    BACKWARD = 10  # a micro-batch's backward begins
+    COPY = 11  # a segment's complete result is half copied over the local sum; armed as REDUCE
+    SAVE = 12  # a checkpoint is begun
 
 
 #: Spellings accepted besides the names: a death in the pipeline is one after the forward, before its send.

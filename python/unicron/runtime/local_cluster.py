@@ -110,11 +110,14 @@ class LocalCluster:
 
     def start(self, timeout_s: float = START_S_MAX) -> None:
         """Everything up and every agent's hello heard."""
-        deadline = time.monotonic() + timeout_s
         self.start_template()
         self.start_coordinator()
         for node in self.nodes:
             self.start_agent(node)
+        self.wait_for_nodes(timeout_s)
+
+    def wait_for_nodes(self, timeout_s: float = START_S_MAX) -> None:
+        deadline = time.monotonic() + timeout_s
         while sum(n["phase"] == "up" for n in self.ask("nodes")) < len(self.nodes):
             self._check_alive()
             if time.monotonic() > deadline:

@@ -35,7 +35,7 @@ from megatron.core import dist_checkpointing
 
 from unicron.training import checkpoint_parts as parts
 from unicron.training.memory import inner_optimizers
-from unicron.training.sharded_step import is_sharded
+from unicron.training.undoable_step import is_sharded
 
 LATEST = "latest_checkpointed_iteration.txt"
 CHECKPOINT_VERSION = 3.0  # of Megatron-LM's state dict: what its own loader asks for
@@ -246,21 +246,26 @@ def _rank_and_size() -> tuple[int, int]:
 
 def state_dict(model: Any, optimizer: Any = None, scheduler: Any = None, is_loading: bool = False) -> dict[str, Any]:
     """Megatron-LM's own arrangement: model, optimizer, opt_param_scheduler; sharded."""
-    state: dict[str, Any] = {"model": bare(model).sharded_state_dict(prefix="")}
+    state: dict[str, Any] = {name: module.sharded_state_dict(prefix="") for name, module in modules(model).items()}
+    of_model = state.get("model", state)
     if optimizer is not None:
         options = {"metadata": SHARDED_METADATA} if is_sharded(optimizer) else {}
-        state["optimizer"] = optimizer.sharded_state_dict(state["model"], is_loading=is_loading, **options)
+        state["optimizer"] = optimizer.sharded_state_dict(dict(of_model), is_loading=is_loading, **options)
     if scheduler is not None and not is_loading:
         state["opt_param_scheduler"] = scheduler.state_dict()
     return state
 
 
-def bare(model: Any) -> Any:
-    """The GPTModel inside lists of one and wrappers (DDP, Float16Module)."""
-    if isinstance(model, list | tuple):
-        if len(model) != 1:
-            raise CheckpointRefused("interleaved pipeline stages: one model chunk a rank is needed")
-        model = model[0]
+def modules(model: Any) -> dict[str, Any]:
+    """The GPTModels inside wrappers (DDP, Float16Module), by their names in Megatron-LM's checkpoints: model, or
+    model0, model1, … of an interleaved pipeline.
+    """
+    chunks = list(model) if isinstance(model, list | tuple) else [model]
+    names = ["model"] if len(chunks) == 1 else [f"model{number}" for number in range(len(chunks))]
+    return {name: _bare(chunk) for name, chunk in zip(names, chunks, strict=True)}
+
+
+def _bare(model: Any) -> Any:
     while hasattr(model, "module"):
         model = model.module
     return model
@@ -279,7 +284,8 @@ def load(path: str | Path, model: Any, optimizer: Any = None, scheduler: Any = N
         sharded_strategy=parts.LoneReader(),
         validate_access_integrity=False,
     )
-    bare(model).load_state_dict(loaded["model"], strict=False)
+    for name, module in modules(model).items():
+        module.load_state_dict(loaded[name], strict=False)
     if optimizer is not None:
         optimizer.load_state_dict(loaded["optimizer"])
         _move_back(optimizer, before)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from unicron.training.chunks import Chunks, padded
 from unicron.training.randomness import Randomness
 from unicron.types import Layout
 
@@ -35,19 +36,20 @@ def check_config(config: Any) -> None:
 
 
 class Computation:
-    """One model's forward and backward. `scalars` (in the arena) collects tokens and loss of the last stage."""
+    """A rank's forwards and backwards. `scalars` (in the arena) collects tokens and loss of the last stage."""
 
-    def __init__(self, model: Any, layout: Layout, scalars: torch.Tensor) -> None:
+    def __init__(self, model: Chunks, layout: Layout, scalars: torch.Tensor) -> None:
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.utils import get_model_config
 
         self.model, self.layout, self.scalars = model, layout, scalars
-        self.config = get_model_config(model)
+        self.config = get_model_config(model.first)
         check_config(self.config)
         self.config.finalize_model_grads_func = self._finalize
         self._schedule = get_forward_backward_func
         self.extra_metrics: list[Any] = []
         self.forward_done: Callable[[int], None] = lambda micro_batch: None
+        self.backward_begins: Callable[[int], None] = lambda micro_batch: None
         self.randomness: Randomness | None = None  # None: as the script's generators go
         self._fetched: list[int] = []
 
@@ -65,32 +67,47 @@ class Computation:
         if not micro_batches:
             return
         self._fetched = []
+        chunks = self.model.chunks
+        forwards = list(micro_batches)
+        if len(chunks) > 1:
+            missing = padded(micro_batches, self.config.microbatch_group_size_per_vp_stage) - len(micro_batches)
+            forwards += [micro_batches[-1]] * missing
 
-        def batches() -> Iterator[Any]:
-            for micro_batch in micro_batches:
-                begin(micro_batch)
-                self._fetched.append(micro_batch)
+        def batches(chunk: int) -> Iterator[Any]:
+            for number, micro_batch in enumerate(forwards):
+                if chunk == 0 and number < len(micro_batches):
+                    begin(micro_batch)
+                    self._fetched.append(micro_batch)
                 yield dataset(iteration, micro_batch)
 
+        iterators = [batches(chunk) for chunk in range(len(chunks))]
+        order = [iter(enumerate(forwards)) for _ in chunks]
         with contextlib.nullcontext() if self.randomness is None else self.randomness.kept():
             self.extra_metrics = self._schedule()(
-                forward_step_func=self._recording(forward_step, iteration, iter(micro_batches)),
-                data_iterator=batches(),
-                model=[self.model],
-                num_microbatches=len(micro_batches),
+                forward_step_func=self._recording(forward_step, iteration, order, len(micro_batches)),
+                data_iterator=iterators if len(chunks) > 1 else iterators[0],
+                model=chunks,
+                num_microbatches=len(forwards),
                 seq_length=self._sequence_length(dataset),
                 micro_batch_size=self.layout.micro_batch,
                 forward_only=False,
             )
 
-    def _recording(self, forward_step: ForwardStep, iteration: int, order: Iterator[int]) -> ForwardStep:
-        """order: the schedule's forwards come in the order of the micro-batches, also where a stage fetches none."""
+    def _recording(
+        self, forward_step: ForwardStep, iteration: int, order: Sequence[Iterator[tuple[int, int]]], count: int
+    ) -> ForwardStep:
+        """order: (number, micro-batch) of each chunk's forwards: they come in this order, also where a stage fetches
+        none. From number `count` on they only fill up the schedule: their loss is nothing, and so is their gradient.
+        """
 
         def wrapped(data_iterator: Iterator[Any], model: Any) -> tuple[Any, Any]:
+            number, micro_batch = next(order[self.model.number_of(model)])
             if self.randomness is not None:
-                self.randomness.begin(iteration, next(order))
+                self.randomness.begin(iteration, micro_batch)
             output, loss_func = forward_step(data_iterator, model)
             self.forward_done(self._fetched[-1] if self._fetched else -1)
+            if torch.is_tensor(output) and output.requires_grad:
+                output.register_hook(lambda _: self.backward_begins(micro_batch))
 
             def recorded(*args: Any, **kwargs: Any) -> Any:
                 result = loss_func(*args, **kwargs)
@@ -98,6 +115,8 @@ class Computation:
                     raise PerTokenLossRequired(
                         "loss_func must return (sum of losses, number of tokens, dict of metrics)"
                     )
+                if number >= count:
+                    return result[0] * 0, result[1] * 0, result[2]
                 self.scalars[1].add_(result[0].detach().reshape(()))
                 return result
 
@@ -107,7 +126,11 @@ class Computation:
 
     def _sequence_length(self, dataset: Any) -> int:
         """Megatron's pipeline needs it to size receive buffers."""
-        places = ((dataset, "seq_length"), (self.config, "seq_length"), (self.model.module, "max_sequence_length"))
+        places = (
+            (dataset, "seq_length"),
+            (self.config, "seq_length"),
+            (self.model.first.module, "max_sequence_length"),
+        )
         for holder, name in places:
             value = getattr(holder, name, None)
             if isinstance(value, int):
@@ -115,7 +138,7 @@ class Computation:
         raise ValueError("dataset.seq_length is missing: the pipeline needs it to size its receive buffers")
 
 
-def tie(model: Any, config: Any) -> None:
+def tie(model: Chunks, config: Any) -> None:
     """Gradient collectives inside the replica: sequence-parallel norms, tied word and position embeddings.
 
     In place: if one breaks, every member of the replica drops its sums and computes again.
@@ -128,12 +151,12 @@ def tie(model: Any, config: Any) -> None:
     pp_group = parallel_state.get_pipeline_model_parallel_group()
     embd = parallel_state.get_embedding_group(check_initialized=False)
     pos_embd = parallel_state.get_position_embedding_group(check_initialized=False)
-    module._allreduce_non_tensor_model_parallel_grads([model], config, tp_group)
-    module._allreduce_word_embedding_grads([model], config, embd, pp_group)
-    module._allreduce_position_embedding_grads([model], config, pos_embd, pp_group)
+    module._allreduce_non_tensor_model_parallel_grads(model.chunks, config, tp_group)
+    module._allreduce_word_embedding_grads(model.chunks, config, embd, pp_group)
+    module._allreduce_position_embedding_grads(model.chunks, config, pos_embd, pp_group)
 
 
-def share_tied_weight(model: Any) -> None:
+def share_tied_weight(model: Chunks) -> None:
     """Give the last stage's copy of a tied embedding the first stage's values, when a task starts.
 
     Megatron does it while the model is built, by a sum with zeros; then the groups are stand-ins and nothing is
@@ -144,10 +167,9 @@ def share_tied_weight(model: Any) -> None:
 
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return
-    module = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
-    if not getattr(module, "share_embeddings_and_output_weights", False):
-        return
-    if module.pre_process or module.post_process:
+    modules = [get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True) for chunk in model.chunks]
+    module = next((m for m in modules if m.pre_process or m.post_process), None)
+    if module is not None and getattr(module, "share_embeddings_and_output_weights", False):
         group = parallel_state.get_embedding_group()
         weight = module.shared_embedding_or_output_weight()
         torch.distributed.broadcast(weight.data, src=torch.distributed.get_global_rank(group, 0), group=group)

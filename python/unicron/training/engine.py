@@ -8,7 +8,9 @@ script's own error and propagates.
 from __future__ import annotations
 
 import math
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +27,7 @@ from unicron.healing.record import CommitResult, decode_record, encode_record, h
 from unicron.messages import TEXT_CHARS_MAX, CollectiveFailed, StateLost
 from unicron.runtime.store_client import StoreClient, StoreError
 from unicron.training import account, compute, step
-from unicron.training.gradients import Gradients
+from unicron.training.gradients import Gradients, ReduceHooks
 from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
 from unicron.training.link import WorkerLink, now_ms
@@ -69,7 +71,8 @@ class Engine:
         self.ledger = Ledger(memory.fd)
         self.computation = compute.Computation(model, layout, memory.scalars)
         self.computation.randomness = Randomness(rank, layout)
-        self.computation.forward_done = lambda m: self._maybe_fault(FaultPoint.FORWARD, m)
+        self.computation.forward_done = lambda m: self.maybe_fault(FaultPoint.FORWARD, m)
+        self.computation.backward_begins = lambda m: self.maybe_fault(FaultPoint.BACKWARD, m)
         self.stepper = step.Stepper(optimizer, scheduler, layout, self.gradients)
         self.machine = HealingMachine(rank, layout, len(self.gradients.segments))
         self.account = account.Account(link, self.machine, groups)
@@ -93,7 +96,7 @@ class Engine:
 
     def run(self, event: on.AnyEvent) -> do.Ready | do.EndIteration:
         if isinstance(event, on.IterationBegun):
-            self._maybe_fault(FaultPoint.IDLE)
+            self.maybe_fault(FaultPoint.IDLE)
         while True:
             for plan in self.link.new_plans():
                 self.account.plan_arrived(plan)
@@ -134,7 +137,7 @@ class Engine:
         if waiting:
             self.link.pulse.set_waiting(True)
 
-    def _maybe_fault(self, point: FaultPoint, micro_batch: int = -1) -> None:
+    def maybe_fault(self, point: FaultPoint, micro_batch: int = -1) -> None:
         kind = self.link.pulse.take_fault(int(point), self.machine.record.iteration, micro_batch)
         if kind:
             self._fault(kind, point, micro_batch)
@@ -145,6 +148,9 @@ class Engine:
             every = [rank for members in self.groups.inside_lists for rank in members]
             self.link.monitor.shut_groups(sorted(set(every)))
             return
+        if kind == FaultKind.NODE:
+            os.kill(self.link.agent_pid, signal.SIGKILL)
+            kind = FaultKind.KILL
         perform(kind, f"{point.name.lower()} of iteration {iteration}, micro-batch {micro_batch}")
 
     # ------------------------------------------------------------------ the undisturbed iteration
@@ -159,7 +165,7 @@ class Engine:
 
         def begin(micro_batch: int) -> None:
             self._pulse(Stage.COMPUTE, micro_batch)
-            self._maybe_fault(FaultPoint.COMPUTE, micro_batch)
+            self.maybe_fault(FaultPoint.COMPUTE, micro_batch)
             self.account.forward_begins(action.iteration, micro_batch, micro_batch in begun)
             begun.add(micro_batch)
             self.ledger.set_begun(begun)
@@ -174,7 +180,7 @@ class Engine:
 
     def _tie(self, action: do.Tie) -> on.AnyEvent:
         self._pulse(Stage.TIE)
-        self._maybe_fault(FaultPoint.TIE)
+        self.maybe_fault(FaultPoint.TIE)
         if not action.extra:  # extra sums were tied before they were added to the whole ones
             compute.tie(self.model, self.computation.config)
             self._require_good(inside=True)
@@ -183,17 +189,20 @@ class Engine:
     def _reduce(self, action: do.Reduce) -> on.AnyEvent:
         def before(segment: int) -> None:
             self._pulse(Stage.REDUCE, segment, waiting=True)
-            if segment == 1:
-                self._maybe_fault(FaultPoint.REDUCE)
+            self.maybe_fault(FaultPoint.REDUCE, segment)
 
         shared = tuple(map(self.groups.data_index, action.shared))
         group = self.groups.data_group()
-        self.gradients.reduce(self.ledger, group, shared, before, lambda: self._require_good(inside=False))
+        hooks = ReduceHooks(
+            before, settle=lambda: self._require_good(inside=False),
+            half_copied=lambda segment: self.maybe_fault(FaultPoint.COPY, segment),
+        )  # fmt: skip
+        self.gradients.reduce(self.ledger, group, shared, hooks)
         return on.Done()
 
     def _commit(self, action: do.Commit) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)
-        self._maybe_fault(FaultPoint.COMMIT)
+        self.maybe_fault(FaultPoint.COMMIT)
         self.link.take_orders()
         plan = self.machine.plan
         assert plan is not None
@@ -237,7 +246,7 @@ class Engine:
 
     def _step(self, action: do.Step) -> on.AnyEvent:
         self._pulse(Stage.STEP)
-        self.ledger.begin_step(undoable=self.layout.sharded)
+        self.ledger.begin_step(undoable=self.layout.has_only_copies)
         kind = self.link.pulse.take_fault(int(FaultPoint.STEP), action.commit.iteration, -1)
         half_way = (lambda: self._fault(kind, FaultPoint.STEP)) if kind else None
         self.stepper.step(action.commit, self._mark_chunk, half_way=half_way)
@@ -269,7 +278,7 @@ class Engine:
     def _gather(self, action: do.Gather) -> on.AnyEvent:
         """The parameters' shards, one of each replica, in place: who is interrupted does it again."""
         self._pulse(Stage.GATHER, waiting=True)
-        self._maybe_fault(FaultPoint.GATHER)
+        self.maybe_fault(FaultPoint.GATHER)
         group = self.groups.data_group()
         if group is None:
             return on.Done()
@@ -314,7 +323,7 @@ class Engine:
 
     def _exchange(self, plan: EpochPlan, where: str, ranks: tuple[Rank, ...]) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
-        self._maybe_fault(FaultPoint.HEAL)
+        self.maybe_fault(FaultPoint.HEAL)
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
         client.set(f"{prefix}{self.rank}", encode_record(self.machine.record))
         keys = [f"{prefix}{rank}" for rank in ranks]

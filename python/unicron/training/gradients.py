@@ -9,7 +9,7 @@ process killed during the copy finishes it from the staging area.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,13 @@ def staging_bytes(model: Any, chunk_bytes: int = CHUNK_BYTES) -> int:
     buffers = model.buffers + model.expert_parallel_buffers
     largest = max((b.grad_data.numel() * b.grad_data.element_size() for b in buffers), default=0)
     return max(64, min(chunk_bytes, largest))
+
+
+class ReduceHooks(NamedTuple):
+    before: Callable[[int], None]  # each segment
+    settle: Callable[[], None]  # returns when a collective's result is there and good, and raises when its group was
+    # ended meanwhile: on a GPU a collective that was ended returns like any other
+    half_copied: Callable[[int], None]  # of a segment's result
 
 
 class Gradients:
@@ -57,17 +64,12 @@ class Gradients:
     # ---------------------------------------------------------- reduction
 
     def reduce(
-        self, ledger: Ledger, group: dist.ProcessGroup | None, shared: tuple[int, ...], before: Callable[[int], None],
-        settle: Callable[[], None],
-    ) -> None:  # fmt: skip
-        """All segments in order; `shared`: place in the group of who holds segment 0, 1, … reduced already.
-
-        before(n) is called before each (fault point). settle() returns when a collective's result is there and good,
-        and raises when its group was ended meanwhile: on a GPU a collective that was ended returns like any other.
-        """
+        self, ledger: Ledger, group: dist.ProcessGroup | None, shared: tuple[int, ...], hooks: ReduceHooks
+    ) -> None:
+        """All segments in order; `shared`: place in the group of who holds segment 0, 1, … reduced already."""
         own = ledger.segments_reduced
         for number, segment in enumerate(self.segments):
-            before(number)
+            hooks.before(number)
             if group is None:
                 ledger.reduced(number + 1)
                 continue
@@ -77,14 +79,17 @@ class Gradients:
                     staged.copy_(segment)
                 dist.broadcast(staged, group_src=shared[number], group=group)
                 if number < own:
-                    settle()
+                    hooks.settle()
                     continue
             else:
                 staged.copy_(segment)
                 dist.all_reduce(staged, group=group)
-            settle()
+            hooks.settle()
             ledger.copying(number)
-            segment.copy_(staged)
+            half = segment.numel() // 2
+            segment[:half].copy_(staged[:half])
+            hooks.half_copied(number)
+            segment[half:].copy_(staged[half:])
             self.memory.synchronize()
             ledger.reduced(number + 1)
 

@@ -45,7 +45,7 @@ class Ledger:
         header.has_commit = True
 
     def begin_step(self, *, undoable: bool = False) -> None:
-        """undoable: chunk by chunk with an undo area, so that an heir can finish it (sharded_step.py)."""
+        """undoable: chunk by chunk with an undo area, so that an heir can finish it (undoable_step.py)."""
         self.header.open_step = 2 if undoable else 0
         self.header.torn = True
 

@@ -9,17 +9,22 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from unicron.training.chunks import Chunks
 
-def take_over(model: Any, optimizer: Any) -> tuple[str, ...]:
-    """Names of what was on and is off now, for model = DistributedDataParallel. Said once on stderr."""
-    ddp, config = model.ddp_config, model.config
-    was_on = [name for name in ("overlap_grad_reduce", "overlap_param_gather") if getattr(ddp, name, False)]
-    if getattr(model, "remove_forward_pre_hook_handles", None):
-        model.disable_forward_pre_hook(param_sync=False)
-    for name in was_on:
-        setattr(ddp, name, False)
-    for name in ("grad_sync_func", "param_sync_func"):
-        setattr(config, name, None)
+
+def take_over(model: Chunks, optimizer: Any) -> tuple[str, ...]:
+    """Names of what was on and is off now. Said once on stderr."""
+    was_on: list[str] = []
+    for chunk in model.chunks:
+        ddp = chunk.ddp_config
+        was_on += [name for name in ("overlap_grad_reduce", "overlap_param_gather") if getattr(ddp, name, False)]
+        if getattr(chunk, "remove_forward_pre_hook_handles", None):
+            chunk.disable_forward_pre_hook(param_sync=False)
+        for name in was_on:
+            setattr(ddp, name, False)
+        for name in ("grad_sync_func", "param_sync_func"):
+            setattr(chunk.config, name, None)
+    was_on = list(dict.fromkeys(was_on))
     parts = getattr(optimizer, "chained_optimizers", [optimizer])
     for settings in (getattr(part, "config", None) for part in parts):
         if settings is not None and getattr(settings, "overlap_param_gather", False):

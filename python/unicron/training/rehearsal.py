@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
+from unicron.training.chunks import Chunks
 from unicron.types import Layout
 
 
-def rehearse(model: Any, optimizer: Any, layout: Layout, device: int) -> None:
-    """Best effort: what a model does not have is left out, and said."""
-    gpt = model
+def rehearse(model: Chunks, optimizer: Any, layout: Layout, device: int) -> None:
+    """Best effort: what a model does not have is left out, and said. Of several chunks the first stands for all."""
+    gpt = model.first
     while hasattr(gpt, "module"):
         gpt = gpt.module
     states = _random_states()
@@ -80,7 +81,7 @@ def _loss(gpt: Any, layout: Layout, device: int) -> None:
     loss.float().sum().backward()
 
 
-def _step(model: Any, optimizer: Any) -> None:
+def _step(model: Chunks, optimizer: Any) -> None:
     """Norm, scaling and update, as training/step.py does them."""
     for buffer in model.buffers:
         torch.linalg.vector_norm(buffer.grad_data, dtype=torch.float64)

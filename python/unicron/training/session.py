@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from unicron import _core
+from unicron.faults.kinds import FaultPoint
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.record import Record
@@ -27,6 +28,7 @@ from unicron.messages import TEXT_CHARS_MAX, ExceptionRaised, Finished, Saved, W
 from unicron.training import data as data_module
 from unicron.training import gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
+from unicron.training.chunks import Chunks
 from unicron.training.engine import Engine, Left
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink, now_ms
@@ -34,7 +36,7 @@ from unicron.training.memory import StateMemory, force_optimizer_state
 from unicron.training.overlap import take_over
 from unicron.training.rehearsal import rehearse
 from unicron.training.roles import RoleChanged
-from unicron.training.sharded_step import is_sharded, undo_bytes
+from unicron.training.undoable_step import is_sharded, undo_bytes
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 
 HOLD_MS_MAX = 600_000  # above the coordinator's own bound for a checkpoint to become complete
@@ -153,7 +155,7 @@ class Session:
         """
         if self._engine is not None:
             raise NotManaged("manage() was called twice")
-        model = single_chunk(model)
+        model = Chunks(model)
         take_over(model, optimizer)
         staging = gradients.staging_bytes(model)
         undo = self._undo_bytes(optimizer)
@@ -165,25 +167,25 @@ class Session:
             gpu.warm_up(device)
             groups.warm_up()
             rehearse(model, optimizer, self.layout, device)
-        groups.adopt_handles([model, optimizer, getattr(model, "config", None)])
+        groups.adopt_handles([model.chunks, optimizer, model.config])
         plan = self._take_role()
         groups.open()
         engine = Engine(self._link, self.rank, self.layout, model, optimizer, scheduler, memory, groups)
         engine.on_reduced = self._callbacks
         self._engine, self._model = engine, model
         record = self._take_arena(engine, plan)
-        self._make_checkpoints(engine, model, optimizer, scheduler)
+        self._make_checkpoints(engine, model.chunks, optimizer, scheduler)
         self._first = on.Joined(plan, record)
 
     def _undo_bytes(self, optimizer: Any) -> int:
-        """0 unless the optimizer is sharded. Raises ValueError when the task was submitted for the other kind."""
+        """0 where another replica has the same state. ValueError when the task was submitted for the other kind."""
         if is_sharded(optimizer) != self.layout.sharded:
             built, said = ("distributed", "plain") if not self.layout.sharded else ("plain", "distributed")
             raise ValueError(
                 f"the script builds a {built} optimizer, but the task was submitted with a {said} one: "
                 f"say --optimizer {built} to unicron run, or change use_distributed_optimizer"
             )
-        if not self.layout.sharded:
+        if not self.layout.has_only_copies:
             return 0
         force_optimizer_state(optimizer)
         return undo_bytes(optimizer)
@@ -319,7 +321,10 @@ class Session:
         if finished is not None and self.rank == min(engine.machine.plan.ranks if engine.machine.plan else (0,)):
             self._link.send(Saved(self._link.worker, self.rank, finished[0], finished[1]))
         epoch = engine.machine.plan.epoch if engine.machine.plan else 0
-        return bool(self._checkpoints.save_if_due(iteration, epoch))
+        begun = bool(self._checkpoints.save_if_due(iteration, epoch))
+        if begun:
+            engine.maybe_fault(FaultPoint.SAVE)
+        return begun
 
     def _hold(self) -> None:
         """Save, say when the checkpoint is complete, and wait: the agent ends this process, or a newer epoch frees it.
@@ -377,18 +382,3 @@ class Session:
         if self._engine is None:
             raise NotManaged("call session.manage(model, optimizer, scheduler) first")
         return self._engine
-
-
-def single_chunk(model: Any) -> Any:
-    if isinstance(model, (list, tuple)):
-        if len(model) != 1:
-            raise ValueError(
-                f"{len(model)} model chunks: interleaved pipelines are not supported; use one chunk a stage"
-            )
-        return model[0]
-    if not hasattr(model, "buffers") or callable(model.buffers):
-        raise ValueError(
-            "model must be wrapped in megatron.core.distributed.DistributedDataParallel: its flat gradient "
-            "buffers are what unicron reduces"
-        )
-    return model

@@ -16,7 +16,7 @@ import torch
 from unicron.healing.record import CommitResult
 from unicron.training.gradients import Gradients
 from unicron.training.memory import inner_optimizers
-from unicron.training.sharded_step import ShardedStep, only
+from unicron.training.undoable_step import UndoableStep, only
 from unicron.types import Layout
 
 EXTRA_BYTES_MAX = 1024
@@ -39,7 +39,7 @@ def advance_scheduler(scheduler: Any, layout: Layout) -> None:
 class Stepper:
     def __init__(self, optimizer: Any, scheduler: Any, layout: Layout, gradients: Gradients) -> None:
         self.optimizer, self.scheduler = optimizer, scheduler
-        self._sharded = ShardedStep(optimizer, gradients.memory.undo) if layout.sharded else None
+        self._undoable = UndoableStep(optimizer, gradients.memory.undo) if layout.has_only_copies else None
         self.layout, self.gradients = layout, gradients
         config = getattr(optimizer, "config", None)
         self.clip = float(getattr(config, "clip_grad", 0.0) or 0.0)
@@ -53,7 +53,7 @@ class Stepper:
         self, commit: CommitResult, mark: Callable[[int], None], marked: int = 0,
         half_way: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """mark, marked: see ShardedStep.run. half_way: a fault, called when a part of the parameters is written."""
+        """mark, marked: see UndoableStep.run. half_way: a fault, called when a part of the parameters is written."""
         tokens = max(commit.tokens, 1.0)
         self.grad_norm = math.sqrt(max(commit.sumsq, 0.0)) / tokens
         if commit.found_inf:
@@ -70,8 +70,8 @@ class Stepper:
     def _update(
         self, factor: float, mark: Callable[[int], None], marked: int, half_way: Callable[[], None] | None
     ) -> None:
-        if self._sharded is not None:
-            self._sharded.run(factor, mark, marked, half_way)
+        if self._undoable is not None:
+            self._undoable.run(factor, mark, marked, half_way)
             return
         self.gradients.scale(factor)
         self.optimizer.prepare_grads()

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from unicron.training import compute
 from unicron.training import data as data_module
+from unicron.training.chunks import Chunks
 from unicron.training.step import advance_scheduler
 from unicron.types import Layout
 
@@ -59,9 +60,7 @@ class UnmanagedSession:
         dist.destroy_process_group()
 
     def manage(self, model: Any, optimizer: Any, scheduler: Any = None) -> None:
-        from unicron.training.session import single_chunk
-
-        self._model, self._optimizer, self._scheduler = single_chunk(model), optimizer, scheduler
+        self._model, self._optimizer, self._scheduler = Chunks(model), optimizer, scheduler
         device = next(self._model.parameters()).device
         self._sums = torch.zeros(4, dtype=torch.float64, device=device)
         self._computation = compute.Computation(self._model, self.layout, self._sums)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron.training.memory import force_optimizer_state
-from unicron.training.sharded_step import ShardedStep, chunks_of, only, undo_bytes
+from unicron.training.undoable_step import UndoableStep, chunks_of, only, undo_bytes
 
 SIZES = ((1,), (7, 3), (2,), (40,), (5, 5), (300,), (4,))
 
@@ -55,7 +55,7 @@ def bits(optimizer: Optimizer) -> list[bytes]:
 def undisturbed(steps: int) -> list[bytes]:
     optimizer, undo = make()
     for _ in range(steps):
-        ShardedStep(optimizer, undo).run(0.25, lambda mark: None)
+        UndoableStep(optimizer, undo).run(0.25, lambda mark: None)
     return bits(optimizer)
 
 
@@ -83,18 +83,18 @@ class DyingParams:
 def test_who_dies_in_the_step_again_and_again_ends_with_the_same_bits(deaths: list[int]) -> None:
     optimizer, undo = make()
     marks = [0]
-    ShardedStep(optimizer, undo).run(0.25, lambda mark: None)
+    UndoableStep(optimizer, undo).run(0.25, lambda mark: None)
     step = optimizer.optimizer.step
     for writes in deaths:
         optimizer.optimizer.step = DyingParams(optimizer, writes)  # type: ignore[method-assign]
         try:
-            ShardedStep(optimizer, undo).run(0.25, marks.append, marks[-1])
+            UndoableStep(optimizer, undo).run(0.25, marks.append, marks[-1])
         except Died:
             continue
         break
     else:
         optimizer.optimizer.step = step  # type: ignore[method-assign]
-        ShardedStep(optimizer, undo).run(0.25, marks.append, marks[-1])
+        UndoableStep(optimizer, undo).run(0.25, marks.append, marks[-1])
     assert bits(optimizer) == undisturbed(2)
     assert marks == sorted(marks) and marks[-1] == 2 * len(chunks_of(optimizer))
 
@@ -103,7 +103,7 @@ def test_the_gradient_is_not_touched() -> None:
     """It is needed whole by an heir, and by nobody's next step twice scaled."""
     optimizer, undo = make()
     before = [g.clone() for g in optimizer.gradients]
-    ShardedStep(optimizer, undo).run(0.25, lambda mark: None)
+    UndoableStep(optimizer, undo).run(0.25, lambda mark: None)
     assert all(torch.equal(a, b) for a, b in zip(before, optimizer.gradients, strict=True))
     assert optimizer.copied == 1 and all(param.grad is None for param in optimizer.params)
 

@@ -1,9 +1,10 @@
-"""The step of a sharded optimizer (Megatron's distributed optimizer), in chunks that a death cannot tear.
+"""The step of state that nobody else holds, in chunks that a death cannot tear: a shard of Megatron's distributed
+optimizer, and any optimizer where there is one replica only.
 
-Nobody else holds this shard, so a process that dies inside its step must leave enough to finish it: each chunk's old
-values lie in the undo area of the arena before one of them is overwritten, and one word of the arena's header counts
-the chunks. An heir restores the open chunk and goes on (DESIGN 5.4). The reduced gradient stays as it is until the next
-iteration: it is scaled chunk by chunk, beside it.
+A process that dies inside such a step must leave enough to finish it: each chunk's old values lie in the undo area of
+the arena before one of them is overwritten, and one word of the arena's header counts the chunks. An heir restores the
+open chunk and goes on (DESIGN 5.4). The reduced gradient stays as it is until the next iteration: it is scaled chunk
+by chunk, beside it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def only(optimizer: Any, params: list[torch.Tensor]) -> Iterator[None]:
             group["params"] = all_of_them
 
 
-class ShardedStep:
+class UndoableStep:
     """undo: flat bytes in the arena, undo_bytes(optimizer) long."""
 
     def __init__(self, optimizer: Any, undo: torch.Tensor) -> None:
@@ -117,7 +118,8 @@ class ShardedStep:
                 self._write(chunk, factor)
             mark(2 * number + 2)
         for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
-            part._copy_main_params_to_model_params()
+            if hasattr(part, "_copy_main_params_to_model_params"):
+                part._copy_main_params_to_model_params()
 
     def _write(self, chunk: list[Param], factor: float) -> None:
         """The inner optimizer's own update of these parameters only; each parameter's update is its own."""

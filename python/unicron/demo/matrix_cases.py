@@ -1,0 +1,151 @@
+"""What the matrix breaks, and where: rows are layouts with all that a script may choose, cases are failure points.
+
+A case is armed for the next time its rank passes the point, so it needs no iteration. What it may cost is the table of
+DESIGN 5: micro-batches computed again in shares of one replica, no iteration, the same bits where the role is replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unicron.demo.scenarios import Expect, Fault, Scenario, middle, share
+from unicron.demo.variant import PLAIN, Variant
+from unicron.types import Layout, Rank
+
+SHRINK_ITERATION = 4
+SHRINK_ITERATIONS = 9
+CHECKPOINT_EVERY = 7  # iterations; of rows whose cases include a save
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    tp: int
+    pp: int
+    dp: int
+    sharded: bool = False
+    variant: Variant = PLAIN
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.tp, self.pp, self.dp
+
+    def can_shrink(self) -> bool:
+        """A lost node's shards of a distributed optimizer have no copy, and the only replica has none at all."""
+        return self.dp > 1 and not self.sharded
+
+
+ROWS = (
+    Row("1,1,4", 1, 1, 4),
+    Row("2,1,2", 2, 1, 2),
+    Row("1,2,2", 1, 2, 2),
+    Row("2,2,1", 2, 2, 1),
+    Row("2,2,2", 2, 2, 2),
+    Row("1,1,4-distributed", 1, 1, 4, sharded=True),
+    Row("1,2,2-distributed-overlap", 1, 2, 2, sharded=True, variant=Variant(overlap=True)),
+    Row("1,2,2-interleaved", 1, 2, 2, variant=Variant(virtual_pp=2)),
+    Row("1,1,4-bf16", 1, 1, 4, variant=Variant(bf16=True)),
+    Row("2,1,2-sequence-dropout", 2, 1, 2, variant=Variant(sequence_parallel=True, dropout=0.1)),
+    Row("2,1,2-distributed-bf16", 2, 1, 2, sharded=True, variant=Variant(bf16=True)),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    fault: str
+    point: str
+    number: int | str = -1  # of the micro-batch: first, middle, or any (-1); in the reduction the segment's
+    shares: float = 1.0  # of one replica, that may be computed again
+    again: str = ""  # a second kill, in another replica, at this point
+    sharded_only: bool = False
+    inside_only: bool = False  # something is between the ranks of a replica
+
+    def fits(self, layout: Layout) -> bool:
+        if self.again and layout.dp < 2:
+            return False
+        return (layout.sharded or not self.sharded_only) and (layout.replica_size > 1 or not self.inside_only)
+
+    def incidents(self) -> int:
+        return 2 if self.again else 1
+
+    def faults(self, layout: Layout, turn: int) -> tuple[Fault, ...]:
+        """turn: cases take turns over replicas and places in them."""
+        replica = turn % layout.dp
+        found = [_fault(self.fault, self.point, self.number, layout, replica, turn)]
+        if self.again:
+            found.insert(0, _fault("kill", self.again, -1, layout, (replica + 1) % layout.dp, turn))
+        return tuple(found)
+
+
+def _fault(kind: str, point: str, number: int | str, layout: Layout, replica: int, turn: int) -> Fault:
+    ranks = layout.replica_ranks(replica)
+    rank = ranks[turn // layout.dp % len(ranks)]
+    if number == "first":
+        number = replica * share(layout)
+    elif number == "middle":
+        number = middle(layout, replica)
+    return Fault(rank, kind, -1, point, int(number))
+
+
+REPLACE = (
+    Case("first-forward", "kill", "compute", "first"),
+    Case("compute", "kill", "compute", "middle"),
+    Case("forward", "kill", "forward", "middle"),
+    Case("backward", "kill", "backward", "middle"),
+    Case("tie", "kill", "tie"),
+    Case("reduce-before", "kill", "reduce", 0, shares=0),
+    Case("reduce-during", "kill", "reduce", 1, shares=0),
+    Case("copy", "kill", "copy", 1, shares=0),
+    Case("commit", "kill", "commit", shares=0),
+    Case("step", "kill", "step"),
+    Case("gather", "kill", "gather", sharded_only=True),
+    Case("idle", "kill", "idle"),
+    Case("save", "kill", "save"),
+    Case("again-while-healing", "kill", "compute", "middle", shares=2.0, again="heal"),
+    Case("exception-reduce", "exception", "reduce", 1, shares=0),
+    Case("exception-step", "exception", "step"),
+    Case("stop-commit", "stop", "commit", shares=0),
+    Case("reset-compute", "reset", "compute", "middle", inside_only=True),
+    Case("reset-tie", "reset", "tie", inside_only=True),
+    Case("reset-reduce", "reset", "reduce", 1),
+    Case("reset-commit", "reset", "commit"),
+)
+
+SHRINK = (
+    Case("first-forward", "node", "compute", "first"),
+    Case("forward", "node", "forward", "middle"),
+    Case("backward", "node", "backward", "middle"),
+    Case("tie", "node", "tie"),
+    Case("reduce-before", "node", "reduce", 0),
+    Case("reduce-during", "node", "reduce", 1),
+    Case("copy", "node", "copy", 1),
+    Case("commit", "node", "commit"),
+    Case("step", "node", "step"),
+    Case("idle", "node", "idle"),
+)
+
+
+def shrink_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
+    """The node of one replica dies at the case's point of SHRINK_ITERATION, and stays away."""
+    (fault,) = case.faults(layout, turn)
+    at = Fault(fault.rank, fault.fault, SHRINK_ITERATION, fault.point, fault.micro_batch)
+    return Scenario(
+        f"shrink-{case.name}",
+        f"a node dies at {case.point}, and is not replaced",
+        Expect(
+            "resized",
+            severities=("SEV1",),
+            replaced=None,
+            incidents_max=layout.replica_size + 1,
+            recomputed_replicas=case.shares,
+        ),
+        (at,),
+        iterations=SHRINK_ITERATIONS,
+        window=(SHRINK_ITERATION,),
+    )
+
+
+def node_of(layout: Layout, rank: Rank) -> int:
+    """The demo's cluster has one replica a node."""
+    return layout.replica_of(rank)
