@@ -143,8 +143,8 @@ class _Eye:
         return view["phase"] == "running" and not view["open_incidents"] and nodes <= standing_by
 
     def _is_healed(self, view: dict[str, Any], wanted: int) -> bool:
-        over = self._cluster.incidents(self._task)
-        return len(over) >= wanted and not view["open_incidents"] and view["phase"] in ("running", "done")
+        outcomes = [incident["outcome"] for incident in self._cluster.incidents(self._task)]
+        return len(outcomes) >= wanted and None not in outcomes and view["phase"] in ("running", "done")
 
     def _is_over(self) -> bool:
         return self._view()["phase"] in ("done", "stopped")

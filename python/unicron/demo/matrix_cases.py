@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unicron.demo.scenarios import Expect, Fault, Scenario, middle, share
+from unicron.demo.scenarios import Act, Expect, Fault, Scenario, middle, share
 from unicron.demo.variant import PLAIN, Variant
 from unicron.types import Layout, Rank
 
 SHRINK_ITERATION = 4
 SHRINK_ITERATIONS = 9
+NEVER = 1 << 30
 CHECKPOINT_EVERY = 7  # iterations; of rows whose cases include a save
 
 
@@ -141,6 +142,8 @@ def shrink_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
             recomputed_replicas=case.shares,
         ),
         (at,),
+        # Not before the task is over: then everything is put right for the next.
+        acts=(Act("start_agent", NEVER, node_of(layout, fault.rank)),),
         iterations=SHRINK_ITERATIONS,
         window=(SHRINK_ITERATION,),
     )
