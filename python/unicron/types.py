@@ -95,6 +95,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ep: int = 1
     micro_batch: int = 1  # samples in one micro-batch
     num_micro_batches: int = 1  # M: micro-batches of one iteration, for the whole task
+    exact: bool = False  # gradients are summed as integers: the result does not depend on widths and failures
     sharded: bool = False  # each replica holds and steps its own shard of the optimizer's state (no copy elsewhere)
 
     @property
@@ -164,3 +165,13 @@ class EpochPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Live replicas in which a rank was touched."""
         hit = {self.layout.replica_of(r) for r in self.touched}
         return tuple(r for r in self.replicas if r in hit)
+
+    @property
+    def ended(self) -> tuple[Rank, ...]:
+        """Ranks whose groups inside their replica end: everybody's of a replica in which somebody was touched.
+
+        Not only the touched rank's: with tp and pp a rank may wait for one that shares no group with the lost one, but
+        waits for it, or has gone to meet its heir.
+        """
+        hit = {self.layout.replica_of(r) for r in (*self.touched, *self.heirs)}
+        return tuple(sorted(rank for replica in hit for rank in self.layout.replica_ranks(replica)))

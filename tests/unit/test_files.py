@@ -69,7 +69,6 @@ def test_a_job(tmp_path: Path) -> None:
         ("restart: {grace_s: 3}", "restart.grace_s cannot be chosen"),
         ("checkpoint: {every: 3}", "checkpoint.every without checkpoint.dir"),
         ("name: a/b", "name 'a/b'"),
-        ("exact: true", "exact cannot be chosen"),
         ("backup: {every: 2}", "use checkpoint"),
         ("global_batch: 15", "no multiple"),
         ("workers: {min: 8, max: 16}", "outside 8"),

@@ -151,7 +151,7 @@ def forward_plan(step: Step, worker: Worker, message: PublishEpoch) -> None:
         worker.rank, worker.waiting, worker.epoch = member.rank, False, plan.epoch
     worker.stall_rebase = True
     if worker.can_hear:
-        step.actions.append(SendWorker(worker.name, message, plan.epoch, plan.touched, plan.reason or "a new epoch"))
+        step.actions.append(SendWorker(worker.name, message, plan.epoch, plan.ended, plan.reason or "a new epoch"))
 
 
 def on_said(step: Step, event: WorkerMessage) -> None:

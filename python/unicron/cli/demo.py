@@ -28,7 +28,7 @@ def main(
     dropout: Annotated[float, typer.Option(help="Of the model.", min=0.0, max=0.9)] = 0.0,
     virtual_pp: Annotated[int, typer.Option(help="Model chunks a rank; above 1 pp is interleaved.", min=1)] = 1,
     recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",
-    exact: Annotated[bool, typer.Option("--exact", help="Not in this version.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: the same bits at any width.")] = False,
     seed: Annotated[int, typer.Option(help="Of random-kills.")] = 0,
     report: Annotated[str, typer.Option(help="Folder of runs, logs and picture.")] = "unicron-demo",
     keep: Annotated[bool, typer.Option("--keep", help="Keep gradients and weights.")] = False,
@@ -49,11 +49,9 @@ def main(
 
     _refuse("optimizer", optimizer, OPTIMIZERS)
     _refuse("recovery", recovery, RECOVERIES)
-    if exact:
-        raise Problem("--exact is not in this version", 2)
     names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=optimizer == "distributed"))
     options = Options(
-        layout_of(*_sizes(layout), sharded=optimizer == "distributed"),
+        layout_of(*_sizes(layout), sharded=optimizer == "distributed", exact=exact),
         iterations,
         seed,
         Path(report),

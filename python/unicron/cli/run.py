@@ -34,6 +34,7 @@ def main(
     tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline-parallel size.")] = 1,
     optimizer: Annotated[str, typer.Option(help="plain, or distributed: what the script builds.")] = "plain",
+    exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: one result whatever fails.")] = False,
     micro_batches: Annotated[int, typer.Option(help="Of one iteration, for the whole task; default 4 a replica.")] = 0,
     micro_batch: Annotated[int, typer.Option(help="Samples in one.")] = 1,
     checkpoint_dir: Annotated[str, typer.Option()] = "",
@@ -67,7 +68,7 @@ def main(
     if optimizer not in ("plain", "distributed"):
         raise Problem(f"--optimizer {optimizer}: say plain or distributed", 2)
     layout = world_layout(agents * slots, tp, pp, micro_batch, micro_batches)
-    layout = msgspec.structs.replace(layout, sharded=optimizer == "distributed")
+    layout = msgspec.structs.replace(layout, sharded=optimizer == "distributed", exact=exact)
     warm = understudies if understudies >= 0 else int(is_managed)
     job = Job(
         name=name or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(script[0]).stem).lstrip("_.-") or "script",

@@ -54,7 +54,6 @@ class Setting:
 
     layout: Layout
     recovery: str = "in-order"
-    exact: bool = False
     managed_median_ms: float = 0.0
     unmanaged_median_ms: float | None = None
 
@@ -80,7 +79,7 @@ def compare(run: Run, reference: Run, scenario: Scenario, setting: Setting, obse
         "layout": {"tp": setting.layout.tp, "pp": setting.layout.pp, "dp": setting.layout.dp},
         "optimizer": "distributed" if setting.layout.sharded else "plain",
         "recovery": setting.recovery,
-        "exact": setting.exact,
+        "exact": setting.layout.exact,
         "iterations": scenario.iterations,
         "parameters": parameters(reference, setting.layout),
         "micro_batches": setting.layout.num_micro_batches,
@@ -323,7 +322,7 @@ def judge(
     yield from _work(expect, run, layout, observed)
     if expect.outcome == "resized":
         yield from _resized(result, observed, expect, layout)
-    else:
+    if expect.outcome != "resized" or layout.exact:
         yield from _same_bits(result)
     if expect.outcome == "unaffected":
         yield from _no_pause(run, reference, scenario)
@@ -412,7 +411,7 @@ def _same_bits(result: dict[str, Any]) -> Iterable[str]:
         yield "no digest was written"
     elif state["sha256"] != state["reference_sha256"]:
         yield f"weights differ from the undisturbed run's, by at most {state['max_abs_diff']}"
-    if result["outcome"] == "healed" and result["iterations"] <= 100:
+    if result["outcome"] in ("healed", "resized") and result["iterations"] <= 100:
         difference = result["gradient"]["healed_max_rel_diff"]
         if difference is None:
             yield "the healed iteration's gradient was not kept"

@@ -86,6 +86,8 @@ def main() -> int:
     options = parse()
     rows = [row for row in ROWS if not options.rows or row.name in options.rows]
     left = to_do(rows, known(options.into))
+    if options.cases:
+        left = [(row, how, case) for row, how, case in left if case.name in options.cases]
     if options.sample:
         left = random.Random(options.seed).sample(left, min(options.sample, len(left)))
     options.into.parent.mkdir(parents=True, exist_ok=True)
@@ -118,6 +120,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--into", type=Path, default=Path("results/matrix.jsonl"), help="kept results")
     parser.add_argument("--rows", nargs="*", choices=[row.name for row in ROWS], help="only these")
+    parser.add_argument("--cases", nargs="*", help="only these")
     parser.add_argument("--sample", type=int, default=0, help="only so many cases, drawn by seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("results/matrix"), help="records and logs")

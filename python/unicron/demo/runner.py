@@ -38,7 +38,7 @@ REFERENCE = "reference"
 SCRIPT = ("-m", "unicron.demo.train")
 
 
-def layout_of(tp: int, pp: int, dp: int, *, sharded: bool = False) -> Layout:
+def layout_of(tp: int, pp: int, dp: int, *, sharded: bool = False, exact: bool = False) -> Layout:
     return Layout(
         tp=tp,
         pp=pp,
@@ -46,6 +46,7 @@ def layout_of(tp: int, pp: int, dp: int, *, sharded: bool = False) -> Layout:
         micro_batch=MICRO_BATCH,
         num_micro_batches=MICRO_BATCHES_PER_REPLICA * dp,
         sharded=sharded,
+        exact=exact,
     )
 
 

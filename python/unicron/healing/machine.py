@@ -89,9 +89,9 @@ class UnknownTransition(AssertionError):
     """An event that this phase does not know: a programmer's error, never ignored."""
 
 
-def _new_or_touched(plan: EpochPlan) -> set[Rank]:
-    """At the start nobody has groups yet, and an heir has none whatever became of its predecessor's."""
-    return set(plan.ranks) if plan.kind is PlanKind.START else {*plan.touched, *plan.heirs}
+def _new_or_ended(plan: EpochPlan) -> set[Rank]:
+    """Who has no groups inside its replica. At the start nobody has any yet."""
+    return set(plan.ranks if plan.kind is PlanKind.START else plan.ended)
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -500,7 +500,7 @@ class HealingMachine:
         """Ranks of my replica touched by pending plans and not mended yet."""
         mine = set(self.layout.replica_ranks(self.replica))
         new = [p for p in self.pending if p.epoch > self._inside_done]
-        return tuple(sorted({t for p in new for t in _new_or_touched(p) if t in mine}))
+        return tuple(sorted({t for p in new for t in _new_or_ended(p) if t in mine}))
 
     def _fresh(self, iteration: int) -> None:
         self._set(

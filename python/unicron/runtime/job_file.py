@@ -1,6 +1,6 @@
 """JOB.yaml as people write it, into what the coordinator admits.
 
-The fields are those of INTERFACES.md. What this version does not do (other recoveries, exact mode, backups, bounds of
+The fields are those of INTERFACES.md. What this version does not do (other recoveries, backups, bounds of
 single waits) is refused by name where it would be ignored. T(t, x) is made in job_throughput.py.
 """
 
@@ -87,7 +87,6 @@ class JobFile(msgspec.Struct, forbid_unknown_fields=True):
 # field -> (the value that says what happens anyway, what happens)
 NOT_YET: dict[str, tuple[Any, str]] = {
     "recovery": ("in-order", "recovery is in-order"),
-    "exact": (False, "sums are in floating point"),
     "timeouts": (TimeoutFields(), "these bounds are fixed"),
     "backup": (BackupFields(), "there are no buddy copies: use checkpoint"),
 }
@@ -112,6 +111,7 @@ def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
     _refuse_numbers(file)
     checkpoint_dir = file.checkpoint.dir
     layout, least, unit = _widths(file, gpu)
+    layout = msgspec.structs.replace(layout, exact=file.exact)
     asked = Asked(file.model, file.global_batch, layout, least, unit, gpu)
     known = job_throughput.known(asked, file.throughput)
     job = Job(

@@ -35,6 +35,7 @@ from megatron.core import dist_checkpointing
 
 from unicron.training import checkpoint_parts as parts
 from unicron.training.memory import inner_optimizers
+from unicron.training.scheduler import restore_scheduler
 from unicron.training.undoable_step import is_sharded
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -290,7 +291,7 @@ def load(path: str | Path, model: Any, optimizer: Any = None, scheduler: Any = N
         optimizer.load_state_dict(loaded["optimizer"])
         _move_back(optimizer, before)
     if scheduler is not None and "opt_param_scheduler" in loaded:
-        scheduler.load_state_dict(loaded["opt_param_scheduler"])
+        restore_scheduler(scheduler, loaded["opt_param_scheduler"])
     return {"iteration": int(loaded["iteration"]), "extra": loaded.get("unicron", {})}
 
 

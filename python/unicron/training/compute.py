@@ -20,10 +20,16 @@ from unicron.types import Layout
 
 ForwardStep = Callable[[Iterator[Any], Any], tuple[Any, Any]]
 Dataset = Callable[[int, int], Any]
+LOSS_SCALE = float(1 << 20)  # in exact mode losses are summed in multiples of this part of one
 
 
 class PerTokenLossRequired(ValueError):
     """calculate_per_token_loss is off: the mean of means depends on how micro-batches are grouped."""
+
+
+def rounded_loss(loss: torch.Tensor) -> torch.Tensor:
+    """A float64 that is added to others of its kind without rounding (exact mode)."""
+    return torch.round(loss.double() * LOSS_SCALE) / LOSS_SCALE
 
 
 def check_config(config: Any) -> None:
@@ -49,7 +55,7 @@ class Computation:
         self._schedule = get_forward_backward_func
         self.extra_metrics: list[Any] = []
         self.forward_done: Callable[[int], None] = lambda micro_batch: None
-        self.backward_begins: Callable[[int], None] = lambda micro_batch: None
+        self.backward_begins: Callable[[int, int], None] = lambda chunk, micro_batch: None
         self.randomness: Randomness | None = None  # None: as the script's generators go
         self._fetched: list[int] = []
 
@@ -101,13 +107,14 @@ class Computation:
         """
 
         def wrapped(data_iterator: Iterator[Any], model: Any) -> tuple[Any, Any]:
-            number, micro_batch = next(order[self.model.number_of(model)])
+            chunk = self.model.number_of(model)
+            number, micro_batch = next(order[chunk])
             if self.randomness is not None:
                 self.randomness.begin(iteration, micro_batch)
             output, loss_func = forward_step(data_iterator, model)
             self.forward_done(self._fetched[-1] if self._fetched else -1)
             if torch.is_tensor(output) and output.requires_grad:
-                output.register_hook(lambda _: self.backward_begins(micro_batch))
+                output.register_hook(lambda _: self.backward_begins(chunk, micro_batch))
 
             def recorded(*args: Any, **kwargs: Any) -> Any:
                 result = loss_func(*args, **kwargs)
@@ -117,7 +124,8 @@ class Computation:
                     )
                 if number >= count:
                     return result[0] * 0, result[1] * 0, result[2]
-                self.scalars[1].add_(result[0].detach().reshape(()))
+                loss = result[0].detach().reshape(())
+                self.scalars[1].add_(rounded_loss(loss) if self.layout.exact else loss)
                 return result
 
             return output, recorded

@@ -7,7 +7,6 @@ script's own error and propagates.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import signal
@@ -27,6 +26,7 @@ from unicron.healing.record import CommitResult, decode_record, encode_record, h
 from unicron.messages import TEXT_CHARS_MAX, CollectiveFailed, StateLost
 from unicron.runtime.store_client import StoreClient, StoreError
 from unicron.training import account, compute, step
+from unicron.training.exact import ExactGradients
 from unicron.training.gradients import Gradients, ReduceHooks
 from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
@@ -67,12 +67,12 @@ class Engine:
     ) -> None:  # fmt: skip
         self.link, self.rank, self.layout = link, rank, layout
         self.model, self.memory, self.groups = model, memory, groups
-        self.gradients = Gradients(model, memory)
+        self.gradients = ExactGradients(model, memory, layout) if layout.exact else Gradients(model, memory)
         self.ledger = Ledger(memory.fd)
         self.computation = compute.Computation(model, layout, memory.scalars)
         self.computation.randomness = Randomness(rank, layout)
         self.computation.forward_done = lambda m: self.maybe_fault(FaultPoint.FORWARD, m)
-        self.computation.backward_begins = lambda m: self.maybe_fault(FaultPoint.BACKWARD, m)
+        self.computation.backward_begins = self._backward_begins
         self.stepper = step.Stepper(optimizer, scheduler, layout, self.gradients)
         self.machine = HealingMachine(rank, layout, len(self.gradients.segments))
         self.account = account.Account(link, self.machine, groups)
@@ -90,7 +90,7 @@ class Engine:
             do.LoadCheckpoint: self._load_checkpoint, do.AwaitPlan: self._await_plan,
             do.ReportStateLost: self._report_state_lost,
         }  # fmt: skip
-        self.load_checkpoint: Callable[[str], int] | None = None
+        self.load_checkpoint: Callable[[str], tuple[int, dict[str, Any]]] | None = None
 
     # ------------------------------------------------------------------ the loop
 
@@ -171,8 +171,9 @@ class Engine:
             self.ledger.set_begun(begun)
 
         self.computation.run(action.iteration, action.micro_batches, self.forward_step, self.dataset, begin)
+        self.gradients.computed()
         if aside is not None:
-            compute.tie(self.model, self.computation.config)
+            self.gradients.tie(self.model, self.computation.config)
             self.gradients.put_back(aside, reduced)
         self._require_good(inside=True)
         self.ledger.set_begun(self.machine.record.done)
@@ -182,9 +183,13 @@ class Engine:
         self._pulse(Stage.TIE)
         self.maybe_fault(FaultPoint.TIE)
         if not action.extra:  # extra sums were tied before they were added to the whole ones
-            compute.tie(self.model, self.computation.config)
+            self.gradients.tie(self.model, self.computation.config)
             self._require_good(inside=True)
         return on.Done()
+
+    def _backward_begins(self, chunk: int, micro_batch: int) -> None:
+        self.gradients.backward_begins(chunk)
+        self.maybe_fault(FaultPoint.BACKWARD, micro_batch)
 
     def _reduce(self, action: do.Reduce) -> on.AnyEvent:
         def before(segment: int) -> None:
@@ -206,25 +211,27 @@ class Engine:
         self.link.take_orders()
         plan = self.machine.plan
         assert plan is not None
+        self.gradients.finish()
         for callback in self.on_reduced:
             callback(self.machine.record.iteration, self.gradients.buffers)
         speaks = self.layout.replica_of(self.rank) == plan.replicas[0]  # for its position
-        sumsq = self.gradients.sum_of_squares()
-        finite = math.isfinite(sumsq)
+        squares, found = self.gradients.square_parts()
         scalars = self.memory.scalars
         vector = torch.tensor(  # on the GPU, where the group is NCCL's
             [1.0, float(plan.epoch), float(scalars[0]) if speaks else 0.0,
-             sumsq if speaks and finite else 0.0, 0.0 if finite else 1.0, float(scalars[1]) if speaks else 0.0,
-             hold_vote(told=self.link.told_to_hold, may_hold=self.machine.may_hold)],
+             found, float(scalars[1]) if speaks else 0.0,
+             hold_vote(told=self.link.told_to_hold, may_hold=self.machine.may_hold),
+             *(part if speaks else 0.0 for part in squares)],
             dtype=torch.float64, device=self.memory.device,
         )  # fmt: skip
         if len(plan.ranks) > 1:
             dist.all_reduce(vector, group=self.groups.world)
             self._require_good(inside=False)
-        count, epochs, tokens, squares, found_inf, loss, hold = vector.tolist()
+        count, epochs, tokens, found_inf, loss, hold, *squares = vector.tolist()
         if count != len(plan.ranks) or epochs != count * plan.epoch:
             raise AssertionError(f"commit of epoch {plan.epoch}: {count} ranks, epochs sum to {epochs}")
-        return on.CommitDone(CommitResult(self.machine.record.iteration, tokens, squares, found_inf, loss, hold))
+        sumsq = self.gradients.value_of(squares)
+        return on.CommitDone(CommitResult(self.machine.record.iteration, tokens, sumsq, found_inf, loss, hold))
 
     def _confirm(self, action: do.Confirm) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)
@@ -390,7 +397,8 @@ class Engine:
         before = self.machine.record.iteration
         self.ledger.begin_step()
         even_optimizer_steps(self.stepper.optimizer)
-        iteration = self.load_checkpoint(action.path)
+        iteration, own = self.load_checkpoint(action.path)
+        self.gradients.load_own(own)
         self.ledger.end_step(iteration, self.stepper.extra_state())
         self.account.restored(before, iteration)
         return on.CheckpointLoaded(iteration)

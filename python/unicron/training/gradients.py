@@ -8,22 +8,26 @@ process killed during the copy finishes it from the staging area.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from unicron.healing.record import CommitResult
+from unicron.training import compute
+from unicron.training.chunks import Chunks
 from unicron.training.ledger import Ledger
 from unicron.training.memory import StateMemory
 
 CHUNK_BYTES = 64 << 20
 
 
-def staging_bytes(model: Any, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """What the staging area must hold: the largest chunk."""
-    buffers = model.buffers + model.expert_parallel_buffers
-    largest = max((b.grad_data.numel() * b.grad_data.element_size() for b in buffers), default=0)
+def staging_bytes(model: Any, chunk_bytes: int = CHUNK_BYTES, element_bytes: int = 0) -> int:
+    """What the staging area must hold: the largest chunk. element_bytes: of the sums, where they are others' size."""
+    buffers = [b.grad_data for b in model.buffers + model.expert_parallel_buffers]
+    largest = max((data.numel() * (element_bytes or data.element_size()) for data in buffers), default=0)
     return max(64, min(chunk_bytes, largest))
 
 
@@ -48,6 +52,16 @@ class Gradients:
     def zero(self) -> None:
         self.model.zero_grad_buffer()
         self.memory.scalars.zero_()
+
+    def backward_begins(self, chunk: int) -> None:
+        """Of a micro-batch, in a chunk of the model. In floating point DDP's own buffers are the sums."""
+
+    def computed(self) -> None:
+        """The last backward of a compute has ended."""
+
+    def tie(self, model: Chunks, config: Any) -> None:
+        """Gradient collectives inside the replica, in place: if one breaks, every member drops its sums."""
+        compute.tie(model, config)
 
     def put_aside(self) -> list[torch.Tensor]:
         """Copies of the whole local sums, while more micro-batches are summed from zero."""
@@ -106,6 +120,28 @@ class Gradients:
         return self.memory.staging[:nbytes].view(segment.dtype)
 
     # ---------------------------------------------------------- norm and scaling
+
+    def finish(self) -> None:
+        """The reduced sums, unscaled, are to be in the buffers."""
+
+    def square_parts(self) -> tuple[list[float], float]:
+        """(one part a word of the sum of squares, to be added up over positions; 1 when it is not finite)."""
+        total = self.sum_of_squares()
+        return ([total], 0.0) if math.isfinite(total) else ([0.0], 1.0)
+
+    def value_of(self, parts: list[float]) -> float:
+        """The sum of squares that the added parts mean."""
+        return parts[0]
+
+    def stepped(self, commit: CommitResult) -> None:
+        """A step with this commit is done."""
+
+    def own_state(self) -> dict[str, Any]:
+        """What the next iteration's sums need, as plain values: it goes where the state goes."""
+        return {}
+
+    def load_own(self, state: dict[str, Any]) -> None:
+        """state: as own_state() gave it, with whatever else."""
 
     @torch.no_grad()
     def sum_of_squares(self) -> float:

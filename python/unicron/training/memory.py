@@ -16,7 +16,7 @@ import ctypes
 import gc
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -65,14 +65,16 @@ class StateMemory:
     """The tensors of (model, optimizer) plus unicron's own staging, scalars and undo area, on one region."""
 
     def __init__(
-        self, model: Any, optimizer: Any, staging_bytes: int, undo_bytes: int = 0, pool: ArenaPool | None = None
-    ) -> None:
-        """pool: the GPU's, in which model and optimizer were built; None on a CPU."""
+        self, model: Any, optimizer: Any, staging_bytes: int, undo_bytes: int = 0, pool: ArenaPool | None = None,
+        exact: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """pool: the GPU's, in which model and optimizer were built; None on a CPU. exact: elements of integer sums."""
         self.model, self.optimizer, self.pool = model, optimizer, pool
         self.device = torch.device("cpu") if pool is None else torch.device("cuda", pool.device)
         with contextlib.nullcontext() if pool is None else pool.born_here():
             force_optimizer_state(optimizer)
             self.staging = torch.zeros(staging_bytes, dtype=torch.uint8, device=self.device)
+            self.exact = [torch.zeros(count, dtype=torch.int64, device=self.device) for count in exact]
             self.undo = torch.zeros(undo_bytes, dtype=torch.uint8, device=self.device)
             self.scalars = torch.zeros(SCALARS, dtype=torch.float64, device=self.device)
         self.index = self._lay_out()
@@ -107,6 +109,8 @@ class StateMemory:
                             yield f"optimizer{count}.{key}", value
                     count += 1
         yield "unicron.staging", self.staging
+        for number, sums in enumerate(self.exact):
+            yield f"unicron.exact{number}", sums
         if self.undo.numel():
             yield "unicron.undo", self.undo
         yield "unicron.scalars", self.scalars
@@ -165,7 +169,7 @@ class StateMemory:
         for param in self.model.parameters():
             if getattr(param, "main_grad", None) is not None:
                 candidates.append(param.main_grad)
-        candidates += [self.staging, self.scalars, self.undo]
+        candidates += [self.staging, self.scalars, self.undo, *self.exact]
         for inner in inner_optimizers(self.optimizer):
             candidates += [v for state in inner.state.values() for v in state.values() if torch.is_tensor(v)]
         for tensor in candidates:

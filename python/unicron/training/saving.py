@@ -5,6 +5,7 @@ Saves name the number of committed steps, so the iteration to go on with is the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from unicron.training import checkpoint
@@ -13,8 +14,11 @@ CLOSE_S_MAX = 60.0
 
 
 class Saving:
-    def __init__(self, directory: str, every: int, model: Any, optimizer: Any, scheduler: Any) -> None:
-        self._state = (model, optimizer, scheduler)
+    def __init__(
+        self, directory: str, every: int, state: tuple[Any, Any, Any], own: Callable[[], dict[str, Any]]
+    ) -> None:
+        """state: model, optimizer, scheduler. own: what unicron keeps beside them, plain values."""
+        self._state, self._own = state, own
         self._every = every if directory else 0
         self._directory = directory
         self._saver = checkpoint.Saver(directory) if self._every else None
@@ -24,7 +28,7 @@ class Saving:
         """After the step of `iteration`. The epoch names this attempt: every rank of it computes the same tag."""
         if self._saver is None or (iteration + 1) % self._every:
             return False
-        self._saver.save(iteration + 1, *self._state, tag=f"e{epoch}")
+        self._saver.save(iteration + 1, *self._state, extra=self._own(), tag=f"e{epoch}")
         self._last = iteration
         return True
 
@@ -33,7 +37,7 @@ class Saving:
         if self._saver is None:
             self._saver = checkpoint.Saver(self._directory)
         if self._last != iteration:
-            self._saver.save(iteration + 1, *self._state, tag=f"e{epoch}")
+            self._saver.save(iteration + 1, *self._state, extra=self._own(), tag=f"e{epoch}")
             self._last = iteration
 
     def poll(self) -> tuple[int, str] | None:
@@ -49,7 +53,7 @@ class Saving:
         self._saver.close(CLOSE_S_MAX)
         return self.poll()
 
-    def load(self, path: str) -> int:
-        """The iteration to go on with."""
-        model, optimizer, scheduler = self._state
-        return int(checkpoint.load(path, model, optimizer, scheduler)["iteration"])
+    def load(self, path: str) -> tuple[int, dict[str, Any]]:
+        """(the iteration to go on with, what `own` gave when it was saved)."""
+        found = checkpoint.load(path, *self._state)
+        return int(found["iteration"]), found["extra"]

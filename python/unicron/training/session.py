@@ -30,6 +30,7 @@ from unicron.training import gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
 from unicron.training.chunks import Chunks
 from unicron.training.engine import Engine, Left
+from unicron.training.exact import exact_counts
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory, force_optimizer_state
@@ -157,10 +158,11 @@ class Session:
             raise NotManaged("manage() was called twice")
         model = Chunks(model)
         take_over(model, optimizer)
-        staging = gradients.staging_bytes(model)
+        exact = exact_counts(model, self.layout)
+        staging = gradients.staging_bytes(model, element_bytes=8 if exact else 0)
         undo = self._undo_bytes(optimizer)
         self._birth.__exit__(None, None, None)
-        memory = StateMemory(model, optimizer, staging, undo, self._pool)
+        memory = StateMemory(model, optimizer, staging, undo, self._pool, exact)
         device = None if self._pool is None else self._pool.device
         groups = Groups(self.rank, self.layout, self._link.monitor, self._link.pulse, device)
         if device is not None and self._is_waiting:
@@ -311,7 +313,10 @@ class Session:
         from unicron.training.saving import Saving
 
         welcome = self._link.welcome
-        self._checkpoints = Saving(welcome.checkpoint_dir, welcome.checkpoint_every, model, optimizer, scheduler)
+        state = (model, optimizer, scheduler)
+        self._checkpoints = Saving(
+            welcome.checkpoint_dir, welcome.checkpoint_every, state, engine.gradients.own_state
+        )  # fmt: skip
         engine.load_checkpoint = self._checkpoints.load
 
     def save_if_due(self, iteration: int) -> bool:

@@ -16,6 +16,7 @@ import torch
 from unicron.healing.record import CommitResult
 from unicron.training.gradients import Gradients
 from unicron.training.memory import inner_optimizers
+from unicron.training.scheduler import advance_scheduler, restore_scheduler
 from unicron.training.undoable_step import UndoableStep, only
 from unicron.types import Layout
 
@@ -24,16 +25,6 @@ EXTRA_BYTES_MAX = 1024
 
 class ExtraStateTooLarge(ValueError):
     pass
-
-
-def advance_scheduler(scheduler: Any, layout: Layout) -> None:
-    """One iteration further. Megatron's OptimizerParamScheduler counts samples, torch's count calls."""
-    if scheduler is None:
-        return
-    if hasattr(scheduler, "num_steps"):
-        scheduler.step(increment=layout.num_micro_batches * layout.micro_batch)
-    else:
-        scheduler.step()
 
 
 class Stepper:
@@ -54,6 +45,7 @@ class Stepper:
         half_way: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         """mark, marked: see UndoableStep.run. half_way: a fault, called when a part of the parameters is written."""
+        self.gradients.finish()
         tokens = max(commit.tokens, 1.0)
         self.grad_norm = math.sqrt(max(commit.sumsq, 0.0)) / tokens
         if commit.found_inf:
@@ -65,6 +57,7 @@ class Stepper:
             if self.clip > 0.0 and self.grad_norm > self.clip:
                 factor *= self.clip / (self.grad_norm + 1e-6)
             self._update(factor, mark, marked, half_way)
+        self.gradients.stepped(commit)
         advance_scheduler(self.scheduler, self.layout)
 
     def _update(
@@ -95,6 +88,7 @@ class Stepper:
                 k: v for k, v in self.scheduler.state_dict().items()
                 if isinstance(v, plain) or (isinstance(v, list) and all(isinstance(x, plain) for x in v))
             }  # fmt: skip
+        state.update(self.gradients.own_state())
         data = msgspec.msgpack.encode(state)
         if len(data) > EXTRA_BYTES_MAX:
             raise ExtraStateTooLarge(f"scheduler state: {len(data)} bytes, the arena's header holds {EXTRA_BYTES_MAX}")
@@ -106,7 +100,8 @@ class Stepper:
             return
         state = msgspec.msgpack.decode(data)
         if self.scheduler is not None and "scheduler" in state:
-            self.scheduler.load_state_dict({**self.scheduler.state_dict(), **state["scheduler"]})
+            restore_scheduler(self.scheduler, {**self.scheduler.state_dict(), **state["scheduler"]})
+        self.gradients.load_own(state)
         groups = [g for o in inner_optimizers(self.optimizer) for g in o.param_groups]
         for group, lr in zip(groups, state["lr"], strict=True):
             group["lr"] = lr

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from unicron.training import compute
 from unicron.training import data as data_module
 from unicron.training.chunks import Chunks
-from unicron.training.step import advance_scheduler
+from unicron.training.scheduler import advance_scheduler
 from unicron.types import Layout
 
 

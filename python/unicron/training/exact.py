@@ -1,0 +1,196 @@
+"""Exact mode: gradients summed as integers, so that neither order nor grouping enters the result (DESIGN 5).
+
+Each micro-batch's gradient is taken out of DDP's buffers when its backward has ended, multiplied by a power of two,
+rounded once, and added to 64-bit sums in the arena. Sums of integers are the same whoever makes them in whatever order,
+so any history of failures and widths ends in the same bits. The squared norm is summed in the same way.
+
+The power of two follows from the last committed norm, with room for gradients 2^HEADROOM times as large. A gradient
+above that skips the iteration's step, everywhere, as a loss scale that was too large does, and lowers the scale: the
+same happens to every history. Cost: 8 more bytes a parameter, twice the wire of fp32, one more pass over the gradients
+a micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron import _core
+from unicron.healing.record import CommitResult
+from unicron.training.chunks import Chunks
+from unicron.training.gradients import CHUNK_BYTES, Gradients
+from unicron.training.memory import StateMemory
+from unicron.types import Layout
+
+HEADROOM = 12  # bits between the last norm and what may be added
+SUM_BITS = 62
+FIRST_EXPONENT = 26  # before anything is committed: room for 2^(62 - 26) / number of terms
+EXPONENT_MAX = 100  # sums are given back as floats: 2^-126 to 2^126
+SQUARE_BITS = 42  # of the squares' scale; above it a square of SQUARE_BITS - 22 fewer bits than a sum's limit fits
+NOT_FINITE, ABOVE_LIMIT = 1, 2  # the core's flags
+OVERFLOW = float(1 << 20)  # in CommitResult.found_inf: a scale was too large; less: something was not finite
+SCALAR_NOT_FINITE, SCALAR_ABOVE_LIMIT = 2, 3  # places in the scalars where findings are counted
+
+
+class ExactRefused(ValueError):
+    """What cannot be summed exactly, by name."""
+
+
+def exact_counts(model: Chunks, layout: Layout) -> list[int]:
+    """Elements of each gradient buffer that get an exact sum; none when the task does not ask for it."""
+    if not layout.exact:
+        return []
+    buffers = model.buffers + model.expert_parallel_buffers
+    for buffer in buffers:
+        if buffer.grad_data.dtype is not torch.float32:
+            raise ExactRefused(f"exact: gradients are summed in {buffer.grad_data.dtype}: set grad_reduce_in_fp32=True")
+        if buffer.grad_data.is_cuda:
+            raise ExactRefused("exact: this version sums exactly on CPUs only; leave exact out")
+    return [buffer.grad_data.numel() for buffer in buffers]
+
+
+class ExactGradients(Gradients):
+    """Gradients whose segments are the integer sums; the floats follow from them."""
+
+    def __init__(self, model: Chunks, memory: StateMemory, layout: Layout, chunk_bytes: int = CHUNK_BYTES) -> None:
+        super().__init__(model, memory, chunk_bytes)
+        self._terms = layout.num_micro_batches * (layout.tp + 1)  # the tie adds what other ranks of the replica have
+        self._term_bits = math.ceil(math.log2(self._terms))
+        self.exponent = FIRST_EXPONENT
+        self.sums = memory.exact
+        self.segments = [memory.scalars]
+        for data in self.sums:
+            self.segments += data.split(max(1, chunk_bytes // data.element_size()))
+        self._of_chunk = _buffers_of_chunks(model)
+        self._is_dirty = [False] * len(model.chunks)
+
+    # ---------------------------------------------------------- local sums
+
+    def zero(self) -> None:
+        super().zero()
+        for data in self.sums:
+            data.zero_()
+        self._is_dirty = [False] * len(self._is_dirty)
+
+    def backward_begins(self, chunk: int) -> None:
+        """The micro-batch before is whole in the buffers: add it, and make room."""
+        self._take(chunk)
+        self._is_dirty[chunk] = True
+
+    def computed(self) -> None:
+        for chunk in range(len(self._is_dirty)):
+            self._take(chunk)
+
+    def _take(self, chunk: int) -> None:
+        if not self._is_dirty[chunk]:
+            return
+        self._is_dirty[chunk] = False
+        for number in self._of_chunk[chunk]:
+            data = self.buffers[number]
+            flags = _core.exact_accumulate(
+                self.sums[number].numpy(), data.numpy(), False, self.exponent, self._terms
+            )  # fmt: skip
+            self._count(flags)
+            data.zero_()
+
+    def _count(self, flags: int) -> None:
+        if flags & NOT_FINITE:
+            self.memory.scalars[SCALAR_NOT_FINITE].add_(1.0)
+        if flags & ABOVE_LIMIT:
+            self.memory.scalars[SCALAR_ABOVE_LIMIT].add_(1.0)
+
+    # ---------------------------------------------------------- the tie, in integers
+
+    def tie(self, model: Chunks, config: Any) -> None:
+        """What compute.tie does with floats: norms under sequence parallelism, tied word embeddings."""
+        from megatron.core import parallel_state
+
+        if getattr(config, "sequence_parallel", False):
+            params = [p for p in model.parameters() if getattr(p, "sequence_parallel", False)]
+            self._add_up(params, parallel_state.get_tensor_model_parallel_group())
+        weight = _tied_weight(model)
+        if weight is not None and parallel_state.get_pipeline_model_parallel_world_size() > 1:
+            self._add_up([weight], parallel_state.get_embedding_group())
+
+    def _add_up(self, params: list[Any], group: dist.ProcessGroup) -> None:
+        spans = [self._span(param) for param in params]
+        if not spans or dist.get_world_size(group) == 1:
+            return
+        flat = torch.cat(spans)
+        dist.all_reduce(flat, group=group)
+        for span, value in zip(spans, flat.split([span.numel() for span in spans]), strict=True):
+            span.copy_(value)
+
+    def _span(self, param: Any) -> torch.Tensor:
+        for data, sums in zip(self.buffers, self.sums, strict=True):
+            start = (param.main_grad.data_ptr() - data.data_ptr()) // data.element_size()
+            if 0 <= start < data.numel() and param.main_grad.untyped_storage().data_ptr() == _storage(data):
+                return sums[start : start + param.main_grad.numel()]
+        raise ExactRefused("exact: a tied parameter's gradient lies in no buffer of this rank")
+
+    # ---------------------------------------------------------- norm and scaling
+
+    def finish(self) -> None:
+        """The floats of the reduced sums. Again after each recovery: it costs one pass."""
+        for data, sums in zip(self.buffers, self.sums, strict=True):
+            _core.exact_to_float(data.numpy(), sums.numpy(), self.exponent)
+
+    @property
+    def _square_exponent(self) -> int:
+        return 2 * self.exponent - SQUARE_BITS
+
+    @torch.no_grad()
+    def square_parts(self) -> tuple[list[float], float]:
+        """(the sum of squares as integers, each exact in a float64; what was found: see CommitResult.found_inf)."""
+        parts = torch.zeros(4, dtype=torch.int64).numpy().view("uint64")
+        flags = 0
+        for data, start, end in self._counted:
+            flags |= _core.exact_sum_squares(parts, data[start:end].numpy(), self._square_exponent)
+        scalars = self.memory.scalars
+        found = 1.0 if flags & NOT_FINITE or float(scalars[SCALAR_NOT_FINITE]) > 0 else 0.0
+        found += OVERFLOW if flags & ABOVE_LIMIT or float(scalars[SCALAR_ABOVE_LIMIT]) > 0 else 0.0
+        return [float(part) for part in parts], found
+
+    def value_of(self, parts: list[float]) -> float:
+        whole = torch.tensor([int(part) for part in parts], dtype=torch.int64).numpy().view("uint64")
+        return float(_core.exact_wide_value(whole, self._square_exponent))
+
+    def stepped(self, commit: CommitResult) -> None:
+        """The scale of the next iteration: a function of the commit, so every rank of every history has the same."""
+        if commit.found_inf >= OVERFLOW:
+            self.exponent = max(-EXPONENT_MAX, self.exponent - HEADROOM)
+        elif not commit.found_inf and commit.sumsq > 0.0:
+            norm_bits = math.frexp(math.sqrt(commit.sumsq))[1]
+            wanted = SUM_BITS - self._term_bits - HEADROOM - norm_bits
+            self.exponent = min(EXPONENT_MAX, max(-EXPONENT_MAX, wanted))
+
+    def own_state(self) -> dict[str, Any]:
+        return {"exponent": self.exponent}
+
+    def load_own(self, state: dict[str, Any]) -> None:
+        self.exponent = state.get("exponent", self.exponent)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def _buffers_of_chunks(model: Chunks) -> list[list[int]]:
+    """Numbers in model.buffers + model.expert_parallel_buffers of each chunk's buffers."""
+    every = model.buffers + model.expert_parallel_buffers
+    own = [chunk.buffers + chunk.expert_parallel_buffers for chunk in model.chunks]
+    return [[n for n, buffer in enumerate(every) if any(buffer is b for b in buffers)] for buffers in own]
+
+
+def _tied_weight(model: Chunks) -> Any:
+    """Of the first or the last stage, whose copies are one parameter; None elsewhere."""
+    from megatron.core.utils import get_attr_wrapped_model
+
+    modules = [get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True) for chunk in model.chunks]
+    module = next((m for m in modules if m.pre_process or m.post_process), None)
+    if module is None or not getattr(module, "share_embeddings_and_output_weights", False):
+        return None
+    return module.shared_embedding_or_output_weight()
