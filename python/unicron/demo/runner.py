@@ -102,7 +102,7 @@ class Suite:
             self._unmanaged_ms = self._run_unmanaged(reference)
         extra = extra_iterations(scenario, compare.median_ms(reference))
         self._progress.begins(scenario.name, scenario.says, scenario.iterations + extra)
-        run, seen, left, problem = self._carry_out(scenario, extra)
+        run, seen, left, problem = self.carry_out(scenario, extra)
         setting = compare.Setting(
             self._options.layout,
             managed_median_ms=compare.median_ms(reference),
@@ -123,6 +123,10 @@ class Suite:
             self._end_cluster()  # the next scenario shall not suffer from this one
         self._forget_arrays(run)
         return Outcome(result, run, reference, seen.marks)
+
+    def renew(self) -> None:
+        """The next task gets a new cluster."""
+        self._end_cluster()
 
     def say(self, text: str) -> None:
         self._progress.happened(text)
@@ -158,7 +162,7 @@ class Suite:
             digests=scenario.digests,
         )
         self._progress.begins(undisturbed.name, undisturbed.says, iterations)
-        run, seen, _, problem = self._carry_out(undisturbed, 0, magnitudes=True)
+        run, seen, _, problem = self.carry_out(undisturbed, 0, magnitudes=True)
         if problem or seen.view.get("phase") != "done" or iterations - 1 not in run.losses:
             cause = (problem or seen.view.get("cause") or "no cause is known").splitlines()[0]
             raise WatchProblem(f"the undisturbed run did not finish: {cause}; logs: {self._logs}")
@@ -169,10 +173,10 @@ class Suite:
         self._references[iterations, window] = run
         return run
 
-    def _carry_out(
+    def carry_out(
         self, scenario: Scenario, extra: int, magnitudes: bool = False
     ) -> tuple[results.Run, Seen, dict[str, int], str]:
-        """(records, what was seen, what was left behind, a problem of the run itself)"""
+        """(records, what was seen, what was left behind, a problem of the run itself). Faults and acts are done."""
         folder, cluster = self._empty_folder(scenario.name), self._living_cluster()
         before = shared_segments(cluster)
         arguments = self._of_script(scenario, folder, extra, magnitudes)

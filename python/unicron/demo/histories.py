@@ -1,0 +1,119 @@
+"""Seeded random histories in exact mode: several faults each, also during recoveries, at widths down to one replica.
+
+Every history must end in one and the same digest, the undisturbed run's: sums in integers depend neither on who made
+them nor on how many there were (training/exact.py). Results are kept, one JSON line a history; what passed is not run
+again.
+
+    python -m unicron.demo.histories --into results/histories.jsonl --layout 1,1,4 --count 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from unicron.demo import compare, runner
+from unicron.demo.progress import Progress
+from unicron.demo.scenarios import Act, Expect, Fault, Scenario
+from unicron.demo.watch import WatchProblem
+from unicron.runtime.local_cluster import ClusterProblem
+from unicron.types import Layout
+
+ITERATIONS = 18
+FIRST, LAST = 2, 10  # faults fall between these iterations
+KINDS = ("kill", "kill", "segv", "exception", "exit", "reset")
+POINTS = ("idle", "compute", "forward", "backward", "tie", "reduce", "copy", "commit", "step", "heal", "heal")
+BACK_AFTER = 3  # iterations, or more, until a lost node comes back
+
+
+def history(layout: Layout, seed: int) -> Scenario:
+    """What happens in it. Plain optimizer: nodes are lost too, once in a while all but one."""
+    stream = random.Random(f"{seed} {layout}")
+    points = POINTS + ("gather",) * layout.sharded
+    nodes_lost = 0 if layout.sharded else stream.choice((0, 0, 1, 1, 2, layout.dp - 1))
+    lost = stream.sample(range(layout.dp), min(nodes_lost, layout.dp - 1))
+    faults, acts = [], []
+    for node in lost:
+        rank = stream.choice(layout.replica_ranks(node))
+        at = stream.randrange(FIRST, LAST)
+        faults.append(Fault(rank, "node", at, stream.choice([p for p in points if p != "heal"])))
+        acts.append(Act("start_agent", at + BACK_AFTER + stream.randrange(4), node))
+    others = [rank for rank in range(layout.world_size) if layout.replica_of(rank) not in lost]
+    for rank in stream.sample(others, min(len(others), stream.randrange(1, 4))):
+        point = stream.choice(points)
+        iteration = -1 if point == "heal" else stream.randrange(FIRST, LAST)
+        faults.append(Fault(rank, stream.choice(KINDS), iteration, point))
+    says = ", ".join(f"{f.fault} of rank {f.rank} at {f.point} {f.iteration}" for f in faults)
+    acts.sort(key=lambda act: act.after)
+    return Scenario(
+        f"history-{seed}", says, Expect("healed"), tuple(faults), tuple(acts), iterations=ITERATIONS, window=(),
+    )  # fmt: skip
+
+
+def judge(suite: runner.Suite, scenario: Scenario, layout: Layout, wanted: str) -> dict[str, Any]:
+    run, seen, left, problem = suite.carry_out(scenario, 0)
+    reasons = [problem] if problem else []
+    digest = compare.position_digest(run, layout)
+    if seen.view.get("phase") != "done":
+        reasons.append(f"the task is {seen.view.get('phase')}: {seen.view.get('cause')}")
+    elif digest != wanted:
+        reasons.append("it ends in another digest")
+    reasons += [f"{count} {what} left behind" for what, count in left.items() if count]
+    told = [[i["fault"], i["severity"], i["outcome"]] for i in seen.incidents.values()]
+    return {"says": scenario.says, "passed": not reasons, "reasons": reasons, "digest": digest, "incidents": told}
+
+
+def known(path: Path) -> set[tuple[str, str, int]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines]
+    return {(r["layout"], r["optimizer"], r["seed"]) for r in found if r["passed"]}
+
+
+def main() -> int:
+    options = parse()
+    layout = runner.layout_of(*map(int, options.layout.split(",")), sharded=options.distributed, exact=True)
+    optimizer = "distributed" if options.distributed else "plain"
+    done = known(options.into)
+    seeds = list(range(options.seed, options.seed + options.count))
+    left = [seed for seed in seeds if (options.layout, optimizer, seed) not in done]
+    options.into.parent.mkdir(parents=True, exist_ok=True)
+    folder, wrong, began = options.folder / f"{options.layout}-{optimizer}", 0, time.monotonic()
+    setting = runner.Options(layout, folder=folder, measure_unmanaged=False)
+    try:
+        with runner.Suite(setting, Progress()) as suite:
+            reference = suite.reference(Scenario("", "", Expect("unaffected"), iterations=ITERATIONS, window=()))
+            wanted = compare.position_digest(reference, layout)
+            for seed in left:
+                result = judge(suite, history(layout, seed), layout, wanted)
+                wrong += not result["passed"]
+                print(f"{seed}: {'passed' if result['passed'] else result['reasons']}: {result['says']}", flush=True)
+                line = {"layout": options.layout, "optimizer": optimizer, "seed": seed, "reference": wanted, **result}
+                with open(options.into, "a") as file:
+                    file.write(json.dumps(line) + "\n")
+                if not result["passed"]:
+                    suite.renew()  # the next one shall not suffer from this one
+    except (WatchProblem, ClusterProblem) as problem:
+        print(f"{options.layout}: {problem}", file=sys.stderr)
+        return 1
+    print(f"{len(left)} histories, {wrong} not passed, in {time.monotonic() - began:.0f} s; {options.into}")
+    return 1 if wrong else 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--into", type=Path, default=Path("results/histories.jsonl"), help="kept results")
+    parser.add_argument("--layout", default="1,1,4", help="tp,pp,dp")
+    parser.add_argument("--distributed", action="store_true", help="the distributed optimizer: no node is lost")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0, help="of the first one")
+    parser.add_argument("--folder", type=Path, default=Path("results/histories"), help="records and logs")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
