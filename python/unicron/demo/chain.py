@@ -23,7 +23,10 @@ READY_S_MAX = 30.0  # until an understudy stands by where the fault will be
 SEEN_S_MAX = 30.0  # until an armed fault went off and was healed
 AFTER = 2  # iterations after the healed one that belong to the case
 ITERATIONS_A_CASE = 8
-REPORTED = ("fault", "severity", "method", "detect_ms", "lost_ms", "state_source", "micro_batches_recomputed")
+REPORTED = (
+    "fault", "severity", "method", "detect_ms", "decide_ms", "lost_ms", "recompute_ms", "phases_ms", "state_source",
+    "micro_batches_recomputed",
+)  # fmt: skip
 
 
 @dataclass

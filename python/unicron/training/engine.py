@@ -7,6 +7,7 @@ script's own error and propagates.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, decode_record, encode_record, hold_vote
+from unicron.healing.resolve import position_of
 from unicron.messages import TEXT_CHARS_MAX, CollectiveFailed, StateLost
 from unicron.runtime.store_client import StoreClient, StoreError
 from unicron.training import account, compute, step
@@ -215,22 +217,26 @@ class Engine:
         for callback in self.on_reduced:
             callback(self.machine.record.iteration, self.gradients.buffers)
         speaks = self.layout.replica_of(self.rank) == plan.replicas[0]  # for its position
-        squares, found = self.gradients.square_parts()
+        squares = self.gradients.sum_of_squares()
+        found = self.gradients.found(squares)
+        by_position = [0.0] * self.layout.replica_size
+        if speaks and not found:
+            by_position[position_of(self.layout, self.rank)] = squares
         scalars = self.memory.scalars
         vector = torch.tensor(  # on the GPU, where the group is NCCL's
             [1.0, float(plan.epoch), float(scalars[0]) if speaks else 0.0,
              found, float(scalars[1]) if speaks else 0.0,
              hold_vote(told=self.link.told_to_hold, may_hold=self.machine.may_hold),
-             *(part if speaks else 0.0 for part in squares)],
+             *by_position],
             dtype=torch.float64, device=self.memory.device,
         )  # fmt: skip
         if len(plan.ranks) > 1:
             dist.all_reduce(vector, group=self.groups.world)
             self._require_good(inside=False)
-        count, epochs, tokens, found_inf, loss, hold, *squares = vector.tolist()
+        count, epochs, tokens, found_inf, loss, hold, *by_position = vector.tolist()
         if count != len(plan.ranks) or epochs != count * plan.epoch:
             raise AssertionError(f"commit of epoch {plan.epoch}: {count} ranks, epochs sum to {epochs}")
-        sumsq = self.gradients.value_of(squares)
+        sumsq = math.fsum(by_position)  # the same whatever the order of the all-reduce was
         return on.CommitDone(CommitResult(self.machine.record.iteration, tokens, sumsq, found_inf, loss, hold))
 
     def _confirm(self, action: do.Confirm) -> on.AnyEvent:

@@ -29,7 +29,7 @@ HEADROOM = 12  # bits between the last norm and what may be added
 SUM_BITS = 62
 FIRST_EXPONENT = 26  # before anything is committed: room for 2^(62 - 26) / number of terms
 EXPONENT_MAX = 100  # sums are given back as floats: 2^-126 to 2^126
-SQUARE_BITS = 42  # of the squares' scale; above it a square of SQUARE_BITS - 22 fewer bits than a sum's limit fits
+SQUARE_BITS = 60  # of the largest square
 NOT_FINITE, ABOVE_LIMIT = 1, 2  # the core's flags
 OVERFLOW = float(1 << 20)  # in CommitResult.found_inf: a scale was too large; less: something was not finite
 SCALAR_NOT_FINITE, SCALAR_ABOVE_LIMIT = 2, 3  # places in the scalars where findings are counted
@@ -138,25 +138,23 @@ class ExactGradients(Gradients):
         for data, sums in zip(self.buffers, self.sums, strict=True):
             _core.exact_to_float(data.numpy(), sums.numpy(), self.exponent)
 
-    @property
-    def _square_exponent(self) -> int:
-        return 2 * self.exponent - SQUARE_BITS
-
     @torch.no_grad()
-    def square_parts(self) -> tuple[list[float], float]:
-        """(the sum of squares as integers, each exact in a float64; what was found: see CommitResult.found_inf)."""
+    def sum_of_squares(self) -> float:
+        """In integers, too: each square is rounded once, at a scale that its largest one gives."""
+        largest = max((float(data[start:end].abs().max()) for data, start, end in self._counted), default=0.0)
+        if largest == 0.0:
+            return 0.0
+        exponent = SQUARE_BITS - 2 * math.frexp(largest)[1]
         parts = torch.zeros(4, dtype=torch.int64).numpy().view("uint64")
-        flags = 0
         for data, start, end in self._counted:
-            flags |= _core.exact_sum_squares(parts, data[start:end].numpy(), self._square_exponent)
-        scalars = self.memory.scalars
-        found = 1.0 if flags & NOT_FINITE or float(scalars[SCALAR_NOT_FINITE]) > 0 else 0.0
-        found += OVERFLOW if flags & ABOVE_LIMIT or float(scalars[SCALAR_ABOVE_LIMIT]) > 0 else 0.0
-        return [float(part) for part in parts], found
+            _core.exact_sum_squares(parts, data[start:end].numpy(), exponent)
+        return float(_core.exact_wide_value(parts, exponent))
 
-    def value_of(self, parts: list[float]) -> float:
-        whole = torch.tensor([int(part) for part in parts], dtype=torch.int64).numpy().view("uint64")
-        return float(_core.exact_wide_value(whole, self._square_exponent))
+    def found(self, squares: float) -> float:
+        """See CommitResult.found_inf."""
+        not_finite = float(self.memory.scalars[SCALAR_NOT_FINITE]) > 0
+        above = float(self.memory.scalars[SCALAR_ABOVE_LIMIT]) > 0
+        return (1.0 if not_finite else 0.0) + (OVERFLOW if above else 0.0)
 
     def stepped(self, commit: CommitResult) -> None:
         """The scale of the next iteration: a function of the commit, so every rank of every history has the same."""

@@ -124,14 +124,9 @@ class Gradients:
     def finish(self) -> None:
         """The reduced sums, unscaled, are to be in the buffers."""
 
-    def square_parts(self) -> tuple[list[float], float]:
-        """(one part a word of the sum of squares, to be added up over positions; 1 when it is not finite)."""
-        total = self.sum_of_squares()
-        return ([total], 0.0) if math.isfinite(total) else ([0.0], 1.0)
-
-    def value_of(self, parts: list[float]) -> float:
-        """The sum of squares that the added parts mean."""
-        return parts[0]
+    def found(self, squares: float) -> float:
+        """Above 0: this gradient, with this sum of squares, cannot be stepped with (CommitResult.found_inf)."""
+        return 0.0 if math.isfinite(squares) else 1.0
 
     def stepped(self, commit: CommitResult) -> None:
         """A step with this commit is done."""
