@@ -33,8 +33,14 @@ class Optimizer:
 def make() -> tuple[Stepper, list[torch.nn.Parameter]]:
     torch.manual_seed(7)
     params = [torch.nn.Parameter(torch.randn(n, 3)) for n in (1, 2, 3, 4, 5)]
-    gradients = SimpleNamespace(scale=lambda factor: [p.grad.mul_(factor) for p in params if p.grad is not None])
-    stepper = Stepper(Optimizer(params), None, Layout(num_micro_batches=1), gradients)  # type: ignore[arg-type]
+    gradients = SimpleNamespace(
+        scale=lambda factor: [p.grad.mul_(factor) for p in params if p.grad is not None],
+        finish=lambda: None,
+        stepped=lambda commit: None,
+        own_state=dict,
+        load_own=lambda state: None,
+    )
+    stepper = Stepper(Optimizer(params), None, Layout(dp=2, num_micro_batches=2), gradients)  # type: ignore[arg-type]
     return stepper, params
 
 
