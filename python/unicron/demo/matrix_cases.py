@@ -58,25 +58,38 @@ class Case:
     point: str
     number: int | str = -1  # of the micro-batch: first, middle, or any (-1); in the reduction the segment's
     shares: float = 1.0  # of one replica, that may be computed again
-    again: str = ""  # a second kill, in another replica, at this point
+    again: str = ""  # a second fault, in another replica, at this point
+    again_fault: str = "kill"
+    again_incidents: int = 1  # that come of it
+    replicas_min: int = 1
     sharded_only: bool = False
     inside_only: bool = False  # something is between the ranks of a replica
 
     def fits(self, layout: Layout) -> bool:
-        if self.again and layout.dp < 2:
+        if layout.dp < max(self.replicas_min, 2 if self.again else 1):
             return False
+        if self.replicas_min > 1 and layout.sharded:
+            return False  # its state has one holder
         return (layout.sharded or not self.sharded_only) and (layout.replica_size > 1 or not self.inside_only)
 
     def incidents(self) -> int:
-        return 2 if self.again else 1
+        return 1 + (self.again_incidents if self.again else 0)
 
     def faults(self, layout: Layout, turn: int) -> tuple[Fault, ...]:
         """turn: cases take turns over replicas and places in them."""
         replica = turn % layout.dp
+        if self.again in ("fetch",) or self.again_fault == "scribble":
+            return self._with_a_source(layout, turn)
         found = [_fault(self.fault, self.point, self.number, layout, replica, turn)]
         if self.again:
             found.insert(0, _fault("kill", self.again, -1, layout, (replica + 1) % layout.dp, turn))
         return tuple(found)
+
+    def _with_a_source(self, layout: Layout, turn: int) -> tuple[Fault, ...]:
+        """The first one loses its state; the other holds the same position, and is where state is taken from first."""
+        first = _fault(self.fault, self.point, self.number, layout, layout.dp - 1, turn * layout.dp)
+        tp, _, pp = layout.coords(first.rank)
+        return Fault(layout.rank_of(tp, 0, pp), self.again_fault, -1, self.again), first
 
 
 def _fault(kind: str, point: str, number: int | str, layout: Layout, replica: int, turn: int) -> Fault:
@@ -104,6 +117,9 @@ REPLACE = (
     Case("idle", "kill", "idle"),
     Case("save", "kill", "save"),
     Case("again-while-healing", "kill", "compute", "middle", shares=2.0, again="heal"),
+    Case("corrupt-transfer", "kill", "step", again="fetch", again_fault="corrupt", again_incidents=0, replicas_min=3),
+    Case("scribbled-source", "kill", "step", shares=2.0, again="heal", again_fault="scribble", replicas_min=3),
+    Case("source-killed", "kill", "step", shares=2.0, again="fetch", replicas_min=3),
     Case("exception-reduce", "exception", "reduce", 1, shares=0),
     Case("exception-step", "exception", "step"),
     Case("stop-commit", "stop", "commit", shares=0),

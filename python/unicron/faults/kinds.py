@@ -17,6 +17,8 @@ class FaultKind(enum.IntEnum):
     GIL = 9  # native code holds the GIL for ever
     RESET = 10  # connections of all groups shut with both ends alive
     LEAVE = 11  # sys.exit(0) in the middle
+    CORRUPT = 13  # what it sends next of its state is not what it has
+    SCRIBBLE = 14  # a number in its state is overwritten, and nobody says so
     NODE = 12  # SIGKILL to its agent and to itself: the node is gone
 
 
@@ -32,6 +34,7 @@ class FaultPoint(enum.IntEnum):
     GATHER = 9  # the step is done, other replicas' shards are still to come
     BACKWARD = 10  # a micro-batch's backward begins
     COPY = 11  # a segment's complete result is half copied over the local sum; armed as REDUCE
+    FETCH = 13  # state goes from a replica to another
     SAVE = 12  # a checkpoint is begun
 
 

@@ -34,9 +34,9 @@ from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory, even_optimizer_steps
-from unicron.training.nccl_groups import exchange
 from unicron.training.randomness import Randomness
 from unicron.training.store import RendezvousStore
+from unicron.training.transfer import StateTransfer
 from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 
@@ -77,6 +77,7 @@ class Engine:
         self.computation.backward_begins = self._backward_begins
         self.stepper = step.Stepper(optimizer, scheduler, layout, self.gradients)
         self.machine = HealingMachine(rank, layout, len(self.gradients.segments))
+        self.transfer = StateTransfer(rank, memory, groups)
         self.account = account.Account(link, self.machine, groups)
         self.forward_step: compute.ForwardStep | None = None
         self.dataset: compute.Dataset | None = None
@@ -149,6 +150,12 @@ class Engine:
         if kind == FaultKind.RESET:
             every = [rank for members in self.groups.inside_lists for rank in members]
             self.link.monitor.shut_groups(sorted(set(every)))
+            return
+        if kind == FaultKind.CORRUPT:
+            self.transfer.spoil_next = True
+            return
+        if kind == FaultKind.SCRIBBLE:
+            next(iter(self.model.parameters())).data.view(-1)[0].add_(1.0)
             return
         if kind == FaultKind.NODE:
             os.kill(self.link.agent_pid, signal.SIGKILL)
@@ -366,36 +373,18 @@ class Engine:
         return on.Done()
 
     def _fetch_state(self, action: do.FetchState) -> on.AnyEvent:
-        """Whole parameters and optimizer state, in pieces, from one rank of this position to those without."""
+        """Whole parameters and optimizer state, from one rank of this position to those without."""
         self._pulse(Stage.HEAL, waiting=True)
-        fetch, group = action.fetch, self.groups.data_group()
-        if self.rank == fetch.source:
-            extra = self.stepper.extra_tensor()
-            for target in fetch.targets:
-                for piece in [*self.memory.state_pieces(), extra]:
-                    self._send(piece, self.groups.data_index(target), group)
-        elif self.rank in fetch.targets:
-            self.ledger.begin_step()  # torn until the last piece is here
-            extra = self.stepper.extra_tensor()
-            for piece in [*self.memory.state_pieces(), extra]:
-                self._receive(piece, self.groups.data_index(fetch.source), group)
-            self._require_good(inside=False)
-            self.stepper.load_extra(bytes(extra.numpy().tobytes()))
+        self.maybe_fault(FaultPoint.FETCH)
+        position = position_of(self.layout, self.rank)
+        members = [rank for rank in action.plan.ranks if position_of(self.layout, rank) == position]
+        extra = self.transfer.run(action.fetch, members, self.stepper.extra_tensor(), self.ledger.begin_step)
+        self._require_good(inside=False)
+        if extra is not None:
+            self.stepper.load_extra(extra)
             self.ledger.end_step(action.iteration, self.stepper.extra_state())
             self.account.state_source = "replica"
         return on.Done()
-
-    def _send(self, piece: torch.Tensor, peer: int, group: Any) -> None:
-        if self.memory.pool is None:
-            dist.send(piece, group_dst=peer, group=group)
-        else:
-            exchange(piece, peer, group, self.memory.device, receives=False)
-
-    def _receive(self, piece: torch.Tensor, peer: int, group: Any) -> None:
-        if self.memory.pool is None:
-            dist.recv(piece, group_src=peer, group=group)
-        else:
-            exchange(piece, peer, group, self.memory.device, receives=True)
 
     def _load_checkpoint(self, action: do.LoadCheckpoint) -> on.AnyEvent:
         assert self.load_checkpoint is not None

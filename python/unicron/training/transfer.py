@@ -1,0 +1,133 @@
+"""State from a replica that has it to those without: digests first, then one source after the other until one is right.
+
+Every holder of a position's state has the same bits, so holders say the digest of theirs before anything is sent. Who
+differs from most of them has a memory that something wrote into: it is not a source, and it ends itself, so that its
+heir takes the state from another. What arrives is digested again; a source whose transfer is wrong is followed by the
+next. A source that dies meanwhile breaks the group, and the next meeting chooses again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from unicron import _core
+from unicron.healing.resolve import Fetch
+from unicron.training.groups import Groups
+from unicron.training.memory import StateMemory
+from unicron.training.nccl_groups import exchange
+from unicron.types import Rank
+
+DIGEST_MS_MAX = 60_000
+WORD = 1 << 64
+
+
+class StateDiffers(RuntimeError):
+    """This process's state is not what the other replicas have."""
+
+
+class NoGoodSource(RuntimeError):
+    """Nobody's state arrived as it was sent."""
+
+
+def chosen_sources(digests: Sequence[tuple[Rank, int]]) -> tuple[list[Rank], list[Rank]]:
+    """(sources in order, holders whose state is not that of most). digests: of every holder, in order of rank.
+
+    Where no more than half agree nobody can tell who is right: all are sources, the lowest rank first.
+    """
+    right, count = Counter(digest for _, digest in digests).most_common(1)[0]
+    if 2 * count <= len(digests):
+        return [rank for rank, _ in digests], []
+    return [rank for rank, digest in digests if digest == right], [rank for rank, digest in digests if digest != right]
+
+
+class StateTransfer:
+    def __init__(self, rank: Rank, memory: StateMemory, groups: Groups) -> None:
+        self.rank, self._memory, self._groups = rank, memory, groups
+        self.spoil_next = False  # a fault: what is sent next is not what the digest says
+
+    def run(self, fetch: Fetch, members: Sequence[Rank], extra: torch.Tensor, tear: Callable[[], None]) -> bytes | None:
+        """A target's python-side state, when its own is replaced; None for everybody else.
+
+        members: of this position. extra: the fixed-size python-side state, of a holder. tear: says in the arena that
+        its content is not whole. Raises StateDiffers, NoGoodSource, and what a broken group raises.
+        """
+        holders = [rank for rank in members if rank not in fetch.targets]
+        is_target = self.rank in fetch.targets
+        digests = self._all_digests(0 if is_target else self._digest(extra))
+        sources, differing = chosen_sources([(rank, digests[self._groups.data_index(rank)]) for rank in holders])
+        if self.rank in differing:
+            tear()
+            raise StateDiffers(f"rank {self.rank}: the state is not that of ranks {sources}: it is not used any more")
+        if is_target:
+            tear()
+        for source in sources:
+            wanted = digests[self._groups.data_index(source)]
+            self._serve(source, fetch.targets, extra)
+            if self._all_say(not is_target or self._digest(extra) == wanted):
+                return bytes(extra.numpy().tobytes()) if is_target else None
+            print(f"unicron: rank {self.rank}: what rank {source} sent is not what it has", file=sys.stderr)
+        if is_target:
+            raise NoGoodSource(f"no transfer from ranks {sources} arrived as it was sent")
+        return None
+
+    def _serve(self, source: Rank, targets: Sequence[Rank], extra: torch.Tensor) -> None:
+        group = self._groups.data_group()
+        pieces = [*self._memory.state_pieces(), extra]
+        if self.rank == source:
+            for target in targets:
+                for piece in pieces:
+                    self._send(self._spoiled(piece), self._groups.data_index(target), group)
+        elif self.rank in targets:
+            for piece in pieces:
+                self._receive(piece, self._groups.data_index(source), group)
+
+    def _spoiled(self, piece: torch.Tensor) -> torch.Tensor:
+        if not self.spoil_next:
+            return piece
+        self.spoil_next = False
+        other = piece.clone()
+        other.view(torch.uint8)[0] ^= 1
+        return other
+
+    def _all_digests(self, own: int) -> list[int]:
+        """By place in the group. As two words: torch has no unsigned sums."""
+        group = self._groups.data_group()
+        mine = torch.tensor([own & 0xFFFFFFFF, own >> 32], dtype=torch.int64, device=self._memory.device)
+        found = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(found, mine, group=group)
+        return [int(low) | int(high) << 32 for low, high in (word.tolist() for word in found)]
+
+    def _all_say(self, ok: bool) -> bool:
+        word = torch.tensor([int(ok)], dtype=torch.int64, device=self._memory.device)
+        dist.all_reduce(word, op=dist.ReduceOp.MIN, group=self._groups.data_group())
+        return bool(word.item())
+
+    def _digest(self, extra: torch.Tensor) -> int:
+        """Of all pieces, in their order, and of the python-side state."""
+        self._memory.synchronize()
+        total = offset = 0
+        for piece in [*self._memory.state_pieces(), extra]:
+            nbytes = piece.numel() * piece.element_size()
+            if piece.is_cuda:
+                total += _core.gpu_digest(piece.device.index, piece.data_ptr(), nbytes, offset, DIGEST_MS_MAX)
+            else:
+                total += _core.digest(piece.numpy(), offset)
+            offset += (nbytes + 15) // 16 * 16
+        return total % WORD
+
+    def _send(self, piece: torch.Tensor, peer: int, group: dist.ProcessGroup | None) -> None:
+        if self._memory.pool is None:
+            dist.send(piece, group_dst=peer, group=group)
+        else:
+            exchange(piece, peer, group, self._memory.device, receives=False)
+
+    def _receive(self, piece: torch.Tensor, peer: int, group: dist.ProcessGroup | None) -> None:
+        if self._memory.pool is None:
+            dist.recv(piece, group_src=peer, group=group)
+        else:
+            exchange(piece, peer, group, self._memory.device, receives=True)
