@@ -67,6 +67,11 @@ $(VENV_LATEST)/.built: $(VENV_LATEST)/.installed $(NATIVE)
 
 setup: $(VENV)/.built
 
+# Prometheus and etcd for the tests against them; where they cannot be had, those tests say so and are skipped.
+$(VENV)/.servers: tests/servers.sh | $(VENV)/.installed
+	tests/servers.sh $(VENV)/servers
+	@touch $@
+
 # ---------------------------------------------------------------- verbs
 
 demo: setup
@@ -79,7 +84,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_tidy.py
 
-test: check
+test: check $(VENV)/.servers
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 sim: setup

@@ -20,6 +20,9 @@ def main(
     host: Annotated[str, typer.Option(help="Address under which others reach it.")] = "127.0.0.1",
     keys: Keys = "",
     run_dir: Annotated[Path, typer.Option(help="For its sockets; default by uid.")] = Path(""),
+    metrics: Annotated[
+        str, typer.Option(help="host:port of /metrics, /healthz and /readyz; empty for none.")
+    ] = "127.0.0.1:7072",
     imports: Annotated[
         str, typer.Option("--import", help="What the template imports beforehand.")
     ] = "torch,megatron.core",
@@ -44,5 +47,6 @@ def main(
         understudies=understudies,
         run_dir=str(directory),
         host=host,
+        metrics=metrics,
     )
     return run_with_template(settings, imports)

@@ -17,8 +17,9 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -85,6 +86,11 @@ from unicron.runtime.timers import Timers
 from unicron.runtime.worker_server import WorkerServer
 from unicron.runtime.zap import Gatekeeper
 
+if TYPE_CHECKING:  # imported where metrics are wanted
+    from prometheus_client.core import Metric
+
+    from unicron.runtime.exposition import Exposition
+
 TEMPLATE_MS_MAX = 120_000  # its imports
 SAMPLE_MS = 200.0  # a tenth of the least budget of a stall; stages shorter than this have that budget anyway
 LOOK_MS = 1.0  # between two looks at a dying process
@@ -107,6 +113,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"  # others reach the store of this node here
     store_port: int = 0
     template: str = ""  # socket of the template; '': <run_dir>/template.sock
+    metrics: str = ""  # host:port of /metrics, /healthz, /readyz; '': none. Whoever reaches it reads it
     incarnation: int = 0  # 0: one more than the last on this run_dir
     machine: dict[str, float] = {}  # bounds of AgentConfig that differ from its defaults
 
@@ -159,6 +166,13 @@ class AgentProcess:
         address = settings.coordinator.removeprefix("tcp://")
         curve = (coordinator_key, own.public, own.secret)
         self._coordinator = CoordinatorLink(self._context, f"tcp://{address}", curve)
+        self._exposition: Exposition | None = None
+        if settings.metrics:
+            try:
+                self._expose(settings.metrics)
+            except OSError:
+                self.close()
+                raise
 
     # ------------------------------------------------------------ loop
 
@@ -187,6 +201,8 @@ class AgentProcess:
                     self._take(event)
         if self._gate.socket in ready:
             self._gate.serve()
+        if self._exposition is not None and self._exposition.fileno() in ready:
+            self._exposition.serve()
         if not ready.keys().isdisjoint(self._coordinator.sockets):
             self._read_coordinator()
         if self._store.socket in ready:
@@ -211,6 +227,8 @@ class AgentProcess:
             for socket in (self._gate.socket, self._store.socket):
                 self._poller.register(socket, zmq.POLLIN)
             self._poller.register(self._pulses.fileno(), zmq.POLLIN)
+            if self._exposition is not None:
+                self._poller.register(self._exposition.fileno(), zmq.POLLIN)
             self._ending.register(self._poller)
             self._burst_poller = zmq.Poller()
             for each in (self._store.socket, self._coordinator.socket, self._pulses.fileno()):
@@ -265,6 +283,24 @@ class AgentProcess:
             self._carry_out(action)
         if isinstance(event, WorkerJoined):
             self._server.refuse_joining(event.hello.worker)
+
+    # ------------------------------------------------------------ what others see
+
+    def _expose(self, address: str) -> None:
+        from unicron.runtime.exposition import Exposition
+
+        self._exposition = Exposition(address)
+        self._exposition.watch(self._families, self._unready)
+
+    def _families(self) -> Iterable[Metric]:
+        from unicron.runtime import metrics_agent
+
+        return metrics_agent.families(self._machine.state, self._machine.config, self._gate.num_refused)
+
+    def _unready(self) -> str:
+        if self._template is None:
+            return "the template is gone"
+        return "" if self._coordinator.is_connected else "no coordinator"
 
     # ------------------------------------------------------------ what arrives
 
@@ -459,6 +495,8 @@ class AgentProcess:
 
     def close(self) -> None:
         """Workers end first: the template kills them when our connection to it closes."""
+        if self._exposition is not None:
+            self._exposition.close()
         if self._template is not None:
             self._template.close()
         self._server.close()

@@ -14,8 +14,10 @@ import argparse
 import logging
 import random
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -67,6 +69,12 @@ from unicron.runtime.store_server import bind
 from unicron.runtime.timers import Timers
 from unicron.runtime.zap import Gatekeeper, serve_curve
 
+if TYPE_CHECKING:  # imported where metrics are wanted: they take longer than all else of a small daemon
+    from prometheus_client.core import Metric
+
+    from unicron.runtime.exposition import Exposition
+    from unicron.runtime.metrics_coordinator import CoordinatorMetrics
+
 ZAP_DOMAIN = "coordinator"
 MESSAGES_PER_TURN_MAX = 256
 QUEUED_MESSAGES_MAX = 100_000
@@ -86,6 +94,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     keys: str = "keys"
     journal: str = "journal.db"
     journal_pages_max: int = 0  # of 4 KiB; 0: what the disk has
+    metrics: str = "127.0.0.1:7071"  # /metrics, /healthz, /readyz; "": none. Whoever reaches it reads it
     gpu: str = ""  # type of the slots (H100-80GB ...): what `unicron submit` models T(t, x) for; "": no GPUs
     machine: CoordinatorConfig = CoordinatorConfig()
 
@@ -101,6 +110,9 @@ class CoordinatorProcess:
         self._seen: dict[str, WorkerStatus] = {}
         self._pending: dict[str, bytes] = {}  # request -> who asked
         self._num_requests = 0
+        self._heard_ms: dict[str, float] = {}  # node -> its last message
+        self._exposition: Exposition | None = None
+        self._metrics: CoordinatorMetrics | None = None
         self._ending = Ending(lifeline)
         self._last_reasons: dict[str, str] = {}
         self._journal = SqliteJournal(Path(settings.journal), pages_max=settings.journal_pages_max)
@@ -114,9 +126,18 @@ class CoordinatorProcess:
         host, _, port = settings.listen.rpartition(":")
         try:
             self.endpoint = bind(self._router, host or "127.0.0.1", int(port))
+            if settings.metrics:
+                self._expose(settings.metrics)
         except (OSError, ValueError):
             self.close()
             raise
+
+    def _expose(self, address: str) -> None:
+        from unicron.runtime.exposition import Exposition
+        from unicron.runtime.metrics_coordinator import CoordinatorMetrics
+
+        self._exposition = Exposition(address)
+        self._metrics = CoordinatorMetrics(self._exposition.registry)
 
     def _make_router(self, secret: str) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
@@ -151,13 +172,22 @@ class CoordinatorProcess:
             self._machine.step(Replayed(decode_entry(entry)), now_ms())
             count += 1
         log.info("listening on %s, %d journal entries", self.endpoint, count)
+        if self._metrics is not None and self._exposition is not None:
+            self._metrics.begin(self._machine.state, now_ms())
+            self._exposition.watch(self._families, lambda: "")
         self._step(Started())
+
+    def _families(self) -> Iterable[Metric]:
+        assert self._metrics is not None
+        return self._metrics.families(self._machine.state, self._heard_ms, now_ms(), self._gate.num_refused)
 
     def _turn(self) -> None:
         poller = zmq.Poller()
         for socket in (self._gate.socket, self._peers.monitor, self._router):
             poller.register(socket, zmq.POLLIN)
         self._ending.register(poller)
+        if self._exposition is not None:
+            poller.register(self._exposition.fileno(), zmq.POLLIN)
         for fd in self._probes.fds:
             poller.register(fd, zmq.POLLOUT)
         most_ms = 20.0 if self._probes.is_pending else POLL_MS_MAX
@@ -165,6 +195,8 @@ class CoordinatorProcess:
         self._ending.look(ready)
         if self._gate.socket in ready:
             self._gate.serve()
+        if self._exposition is not None and self._exposition.fileno() in ready:
+            self._exposition.serve()
         self._read_messages()
         self._read_endings()
         writable = {fd for fd in self._probes.fds if fd in ready}
@@ -176,7 +208,10 @@ class CoordinatorProcess:
     def _step(self, event: Event) -> None:
         actions = self._machine.step(event, now_ms())
         entries = [encode_entry(a.entry) for a in actions if isinstance(a, WriteJournal)]
+        began = time.perf_counter()
         self._journal.append(entries)
+        if self._metrics is not None:
+            self._metrics.note_append(len(entries), time.perf_counter() - began)
         for action in actions:
             self._carry_out(action)
 
@@ -210,6 +245,7 @@ class CoordinatorProcess:
             self._read_endings()
             self._peers.hello(message.node, identity, int(frame.get(zmq.SRCFD)))
             self._note_statuses(message.workers)
+            self._heard_ms[message.node] = now_ms()
             self._step(AgentMessage(message.node, message))
             if not self._peers.is_open(message.node):
                 self._step(AgentDisconnected(message.node))
@@ -218,6 +254,7 @@ class CoordinatorProcess:
             if node is None:
                 log.warning("refused: %s of a connection without hello", type(message).__name__)
                 return
+            self._heard_ms[node] = now_ms()
             if isinstance(message, AgentHeartbeat):
                 self._note_statuses(message.workers)
             elif isinstance(message, WorkerUp):
@@ -281,7 +318,10 @@ class CoordinatorProcess:
                 asker = self._pending.pop(request_id, None)
                 if asker is not None:
                     self._send(asker, reply)
-            case WriteJournal() | RecordIncident() | Refused():
+            case RecordIncident(incident):
+                if self._metrics is not None:
+                    self._metrics.note_incident(incident, now_ms())
+            case WriteJournal() | Refused():
                 pass
 
     def _send(self, identity: bytes, message: Any) -> None:
@@ -314,6 +354,8 @@ class CoordinatorProcess:
             log.info("%s: %s", key, action.reason)
 
     def close(self) -> None:
+        if self._exposition is not None:
+            self._exposition.close()
         self._probes.close()
         self._peers.close()
         self._gate.close()

@@ -79,14 +79,17 @@ class LocalCluster:
         environment: Mapping[str, str] | None = None,
         coordinator: CoordinatorConfig | None = None,
         agent_bounds: Mapping[str, float] | None = None,
+        metrics: Mapping[str, str] | None = None,
     ) -> None:
-        """log_dir: of the daemons (None: inside the cluster's directory, gone with it)."""
+        """log_dir: of the daemons (None: inside the cluster's directory, gone with it). metrics: address of a daemon's
+        (coordinator, n0, ...); no other has one."""
         self.nodes = tuple(f"n{index}" for index in range(num_agents))
         self._slots = slots
         self._understudies = understudies
         self._imports = imports
         self._coordinator_config = coordinator or CoordinatorConfig()
         self._agent_bounds = dict(agent_bounds or {})
+        self._metrics = dict(metrics or {})
         self.directory = Path(tempfile.mkdtemp(prefix=LOCAL_PREFIX))
         self.log_dir = log_dir or self.directory / "logs"
         self._environment = {
@@ -182,6 +185,7 @@ class LocalCluster:
             keys=str(self.directory / "keys"),
             journal=str(self.directory / "journal.db"),
             journal_pages_max=self.journal_pages_max,
+            metrics=self._metrics.get("coordinator", ""),
             machine=self._coordinator_config,
         )
         ready = self.directory / ADDRESS_FILE
@@ -214,6 +218,7 @@ class LocalCluster:
             run_dir=str(self.directory / node),
             template=str(self._template_socket),
             incarnation=self._incarnations[node],
+            metrics=self._metrics.get(node, ""),
             machine=self._agent_bounds,
         )
         log = self.log_dir / f"{node}.{self._incarnations[node]}.log"
