@@ -3,6 +3,7 @@
 #   make demo         a real GPT trained while its workers are killed (all scenarios, layout 1,1,4)
 #   make test         check, then all tests            make check        lint, types, tidy, formatting
 #   make sim          the simulator, 300 seeds         make matrix       every case, resumable, into results/matrix
+#   make leaders      several coordinators, killed, frozen and cut off (ROUNDS=20 SEED=1)
 #   make bench        all measurements                 make test-latest  Python 3.12, newest megatron-core (6 GB)
 #   make clean        remove what these made
 #
@@ -28,7 +29,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell fin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check matrix sim bench test-latest clean
+.PHONY: help setup demo test check matrix sim leaders bench test-latest clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -89,6 +90,11 @@ test: check $(VENV)/.servers
 
 sim: setup
 	$(BIN)/python -m unicron.sim --seeds 300
+
+ROUNDS := 20
+SEED := 1
+leaders: setup $(VENV)/.servers
+	PYTHONPATH=tests/support $(BIN)/python -m leader_rounds --rounds $(ROUNDS) --seed $(SEED)
 
 # One file of results per layout and optimizer; those that are there are not made again.
 LAYOUTS := 1,1,4 2,1,2 1,2,2

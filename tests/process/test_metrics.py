@@ -18,7 +18,7 @@ import pytest
 from clusters import closed_incident, end, eventually, plain_job, running
 from servers import ROOT, Prometheus, http, program
 from unicron.runtime import exposition
-from unicron.runtime.coordinator_process import CoordinatorSettings
+from unicron.runtime.coordinator_settings import CoordinatorSettings
 from unicron.runtime.exposition import Exposition, ExpositionProblem
 from unicron.runtime.local_cluster import LocalCluster
 

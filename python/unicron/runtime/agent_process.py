@@ -34,6 +34,7 @@ from unicron.agent.actions import (
     ForkWorker,
     GrantArena,
     KillWorker,
+    LeaveCoordinator,
     LookAtOwner,
     Refused,
     ReleaseSlot,
@@ -74,7 +75,7 @@ from unicron.messages import (
 from unicron.runtime import keys, logs
 from unicron.runtime.arena_keeper import ArenaKeeper
 from unicron.runtime.clock import clock_id, now_ms
-from unicron.runtime.coordinator_link import CoordinatorLink
+from unicron.runtime.coordinator_link import CoordinatorLink, endpoints_of
 from unicron.runtime.ending import Ending, rise
 from unicron.runtime.files import write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
@@ -105,7 +106,7 @@ log = logging.getLogger("unicron.agent")
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str
-    coordinator: str  # host:port
+    coordinator: str  # host:port, or several with commas between: of coordinators of which one decides
     keys: str  # directory with agent.key, worker.key, coordinator.pub
     slots: int
     understudies: int
@@ -163,9 +164,8 @@ class AgentProcess:
         self._machine = AgentMachine(config)
         self._pulses = Pulses(config.workers_max)
         self._arenas = ArenaKeeper()
-        address = settings.coordinator.removeprefix("tcp://")
         curve = (coordinator_key, own.public, own.secret)
-        self._coordinator = CoordinatorLink(self._context, f"tcp://{address}", curve)
+        self._coordinator = CoordinatorLink(self._context, endpoints_of(settings.coordinator), curve)
         self._exposition: Exposition | None = None
         if settings.metrics:
             try:
@@ -231,7 +231,7 @@ class AgentProcess:
                 self._poller.register(self._exposition.fileno(), zmq.POLLIN)
             self._ending.register(self._poller)
             self._burst_poller = zmq.Poller()
-            for each in (self._store.socket, self._coordinator.socket, self._pulses.fileno()):
+            for each in (self._store.socket, *self._coordinator.sockets, self._pulses.fileno()):
                 self._burst_poller.register(each, zmq.POLLIN)
         return dict(self._poller.poll(self._wait_ms()))
 
@@ -392,6 +392,9 @@ class AgentProcess:
                 self._grant(action)
             case DropArena(arena):
                 self._arenas.drop(arena)
+            case LeaveCoordinator():
+                self._coordinator.leave()
+                self._queue.append(CoordinatorDisconnected())
             case ArmPulse():
                 self._arm(action)
             case Refused():

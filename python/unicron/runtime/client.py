@@ -12,6 +12,7 @@ import zmq
 
 from unicron.messages import MESSAGE_BYTES_MAX, MessageRefused, Reply, Request, decode, encode
 from unicron.runtime import keys
+from unicron.runtime.coordinator_link import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, endpoints_of
 from unicron.runtime.store_client import process_context
 from unicron.runtime.zap import call_curve
 
@@ -32,6 +33,7 @@ class CoordinatorRefused(Exception):
 
 class CoordinatorClient:
     def __init__(self, address: str, server_key: str, pair: keys.KeyPair) -> None:
+        """address: host:port, or several with commas between; whichever listens is the one that decides."""
         self.address = address
         self._settings = (server_key, pair)
         self._socket = self._connect()
@@ -41,13 +43,20 @@ class CoordinatorClient:
         socket = process_context().socket(zmq.DEALER)
         bytes_max = MESSAGE_BYTES_MAX + 1
         call_curve(socket, server_key, pair.public, pair.secret, message_bytes_max=bytes_max)
-        socket.connect(self.address)
+        socket.immediate = True  # what is asked goes to one that is there, not to one that may come
+        socket.heartbeat_ivl = HEARTBEAT_MS  # one that froze is not asked again
+        socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+        for endpoint in endpoints_of(self.address):
+            socket.connect(endpoint)
         return socket
 
     def ask(self, verb: str, *, timeout_ms: int = ANSWER_MS_MAX, **arguments: Any) -> Any:
         """The result of a request that was granted."""
-        self._socket.send(encode(Request(verb, arguments)))
-        if not self._socket.poll(timeout_ms):
+        deadline = time.monotonic() + timeout_ms / 1000
+        is_sent = bool(self._socket.poll(timeout_ms, zmq.POLLOUT))
+        if is_sent:
+            self._socket.send(encode(Request(verb, arguments)))
+        if not is_sent or not self._socket.poll(int(max(0.0, deadline - time.monotonic()) * 1000)):
             self._socket.close(0)  # a late answer must not be taken for the next one's
             self._socket = self._connect()
             raise CoordinatorSilent(
@@ -95,7 +104,7 @@ def from_environment(address: str = "", key_directory: str = "") -> CoordinatorC
     directory = Path(key_directory or DEFAULT_KEYS)
     pair = keys.load(directory / "client.key")
     server_key = keys.load_public(str(directory / "coordinator.pub"))
-    return CoordinatorClient(endpoint_of(address or DEFAULT_ADDRESS), server_key, pair)
+    return CoordinatorClient(address or DEFAULT_ADDRESS, server_key, pair)
 
 
 def _local_cluster() -> tuple[str, str]:
@@ -111,7 +120,3 @@ def _local_cluster() -> tuple[str, str]:
     if not found:
         return "", ""
     return found[0].read_text(), str(found[0].parent / "keys")
-
-
-def endpoint_of(address: str) -> str:
-    return address if "://" in address else f"tcp://{address}"

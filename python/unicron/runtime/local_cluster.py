@@ -33,7 +33,7 @@ from unicron.runtime.client import (
     CoordinatorClient,
     CoordinatorSilent,
 )
-from unicron.runtime.coordinator_process import CoordinatorSettings
+from unicron.runtime.coordinator_settings import CoordinatorSettings
 
 START_S_MAX = 120.0
 STOP_S_MAX = 5.0
@@ -192,7 +192,7 @@ class LocalCluster:
         ready.unlink(missing_ok=True)
         config = self._write_config("coordinator", settings)
         log = ["--log", str(self.log_dir / "coordinator.log"), "--ready", str(ready)]
-        self._start("coordinator", "unicron.runtime.coordinator_process", [*config, *log])
+        self._start("coordinator", "unicron.runtime.coordinator_daemon", [*config, *log])
         deadline = time.monotonic() + START_S_MAX
         while not ready.exists():
             self._check_alive("coordinator")
