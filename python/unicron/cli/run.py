@@ -13,18 +13,12 @@ import typer
 
 from unicron.cli.common import Json, Problem
 
+AGENTS = "As if so many nodes; in a Slurm allocation those that train, the rest stands by. Default 1, or all."
+
 
 def main(
     script: Annotated[list[str], typer.Argument(help="SCRIPT ARGS… or, with -m, MODULE ARGS…")],
-    agents: Annotated[
-        int,
-        typer.Option(
-            "--agents",
-            "--nnodes",
-            min=0,
-            help="As if so many nodes; in a Slurm allocation those that train, the rest stands by. Default 1, or all.",
-        ),
-    ] = 0,
+    agents: Annotated[int, typer.Option("--agents", "--nnodes", min=0, help=AGENTS)] = 0,
     nproc_per_node: Annotated[
         str, typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers a node, or auto.")
     ] = "1",
