@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from unicron.cli.common import Json, Problem
+from unicron.types import Layout
 
 AGENTS = "As if so many nodes; in a Slurm allocation those that train, the rest stands by. Default 1, or all."
 
@@ -42,9 +43,7 @@ def main(
         str, typer.Option("--import", help="Imported once, before workers are forked.")
     ] = "torch,megatron.core,unicron.training",
     standalone: Annotated[bool, typer.Option("--standalone", help="Always so here.")] = False,
-    drain_bad_nodes: Annotated[
-        bool, typer.Option(help="In Slurm: have scontrol drain a node that failed, else only say how.")
-    ] = False,
+    drain_bad_nodes: Annotated[bool, typer.Option(help="In Slurm: drain nodes that failed.")] = False,
     quiet: Annotated[bool, typer.Option(help="Do not show what the workers write.")] = False,
     json: Json = False,
 ) -> int:
@@ -67,14 +66,9 @@ def main(
         raise Problem(f"no script {script[0]}", 2)
     slots = _slots(nproc_per_node)
     allocation = slurm.allocation(os.environ)
-    agents = agents or (len(allocation.nodes) if allocation else 1)
-    if allocation and agents > len(allocation.nodes):
-        raise Problem(f"--agents {agents}, and the allocation has {len(allocation.nodes)} nodes", 2)
+    agents = _agents(agents, len(allocation.nodes) if allocation else 0)
     is_managed = seems_managed(command) if managed is None else managed
-    if optimizer not in ("plain", "distributed"):
-        raise Problem(f"--optimizer {optimizer}: say plain or distributed", 2)
-    layout = world_layout(agents * slots, tp, pp, micro_batch, micro_batches)
-    layout = msgspec.structs.replace(layout, sharded=optimizer == "distributed")
+    layout = _sharded(world_layout(agents * slots, tp, pp, micro_batch, micro_batches), optimizer)
     warm = understudies if understudies >= 0 else int(is_managed)
     job = Job(
         name=name or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(script[0]).stem).lstrip("_.-") or "script",
@@ -93,6 +87,19 @@ def main(
         sys.stderr.write(f"unicron run: {HINT}\n")
     run = Run(job, agents, slots, imports if is_managed else "", quiet=quiet, json=json)
     return run.in_allocation(allocation, drain_bad_nodes) if allocation else run.here()
+
+
+def _agents(agents: int, allocated: int) -> int:
+    """allocated: nodes of the allocation around us, 0: none."""
+    if allocated and agents > allocated:
+        raise Problem(f"--agents {agents}, and the allocation has {allocated} nodes", 2)
+    return agents or allocated or 1
+
+
+def _sharded(layout: Layout, optimizer: str) -> Layout:
+    if optimizer not in ("plain", "distributed"):
+        raise Problem(f"--optimizer {optimizer}: say plain or distributed", 2)
+    return msgspec.structs.replace(layout, sharded=optimizer == "distributed")
 
 
 def _slots(text: str) -> int:
