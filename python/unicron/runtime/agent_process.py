@@ -72,13 +72,14 @@ from unicron.messages import (
     decode,
     encode,
 )
-from unicron.runtime import keys, logs
+from unicron.runtime import key_rotation, keys, logs
 from unicron.runtime.arena_keeper import ArenaKeeper
 from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.coordinator_link import CoordinatorLink, endpoints_of
 from unicron.runtime.ending import Ending, rise
 from unicron.runtime.files import write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
+from unicron.runtime.keyring import KeyRing, server_keys
 from unicron.runtime.pulses import Pulses
 from unicron.runtime.store_server import ZAP_DOMAIN, StoreServer
 from unicron.runtime.store_server import now_ms as store_now_ms
@@ -128,9 +129,10 @@ class AgentProcess:
         directory = Path(settings.run_dir)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         key_directory = Path(settings.keys)
-        own = keys.load(key_directory / "agent.key")
+        self._own = own = keys.load(key_directory / "agent.key")
         self._worker_key = keys.load(key_directory / "worker.key")
-        coordinator_key = keys.load_public(str(key_directory / "coordinator.pub"))
+        servers = server_keys(key_directory)
+        self._ring = KeyRing(key_directory)
         self._ending = Ending(lifeline)
         self._timers = Timers()
         self._queue: deque[Event] = deque()
@@ -147,8 +149,7 @@ class AgentProcess:
         self._template: TemplateLink | None = TemplateLink(settings.template_path, TEMPLATE_MS_MAX)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = Gatekeeper(self._context)
-        self._gate.admit(ZAP_DOMAIN, self._worker_key.public, "worker")
-        self._gate.admit(ZAP_DOMAIN, own.public, "agent")
+        self._admit()
         self._store = StoreServer(self._context, own.secret, settings.host, settings.store_port)
         facts = {
             "node": settings.node,
@@ -164,8 +165,7 @@ class AgentProcess:
         self._machine = AgentMachine(config)
         self._pulses = Pulses(config.workers_max)
         self._arenas = ArenaKeeper()
-        curve = (coordinator_key, own.public, own.secret)
-        self._coordinator = CoordinatorLink(self._context, endpoints_of(settings.coordinator), curve)
+        self._coordinator = CoordinatorLink(self._context, endpoints_of(settings.coordinator), servers, own)
         self._exposition: Exposition | None = None
         if settings.metrics:
             try:
@@ -264,6 +264,8 @@ class AgentProcess:
 
     def _do_what_is_due(self) -> None:
         self._store.expire()
+        if self._ring.changed():
+            self._renew_keys()
         now = now_ms()
         for worker, (pid, until) in [*self._looks.items()]:
             gone = self._is_gone(worker, pid)
@@ -283,6 +285,26 @@ class AgentProcess:
             self._carry_out(action)
         if isinstance(event, WorkerJoined):
             self._server.refuse_joining(event.hello.worker)
+
+    # ------------------------------------------------------------ keys
+
+    def _admit(self) -> None:
+        """To the stores of this node: workers of every node, and ourselves."""
+        names = dict.fromkeys(key_rotation.publics(self._ring.directory, "worker"), "worker")
+        self._gate.replace(ZAP_DOMAIN, {**names, self._own.public: "agent"})
+
+    def _renew_keys(self) -> None:
+        """What is connected stays; whoever comes, and where we call next, goes by the new ones. The stores of this node
+        keep their own pair for this life."""
+        directory = self._ring.directory
+        try:
+            self._admit()
+            self._worker_key = keys.load(directory / "worker.key")
+            self._coordinator.renew(server_keys(directory), keys.load(directory / "agent.key"))
+        except keys.KeyProblem as problem:
+            log.error("the keys changed and cannot be used: %s; the former ones stay", problem)
+            return
+        log.info("the keys changed")
 
     # ------------------------------------------------------------ what others see
 

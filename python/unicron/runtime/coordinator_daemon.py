@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from unicron.runtime import keys, logs
-from unicron.runtime.coordinator_process import EXIT_FOLLOWED, EXIT_JOURNAL, CoordinatorProcess
+from unicron.runtime.coordinator_process import EXIT_FOLLOWED, EXIT_JOURNAL, EXIT_RENEWED, CoordinatorProcess
 from unicron.runtime.coordinator_settings import CoordinatorSettings, EtcdSettings
 from unicron.runtime.ending import Ending, rise
 from unicron.runtime.files import FileProblem, write_atomically
@@ -45,8 +45,13 @@ def run(settings: CoordinatorSettings, lifeline: int = -1, ready: Path | None = 
     try:
         if settings.etcd is not None:
             return _run_among_several(settings, settings.etcd, ending, ready)
-        journal = SqliteJournal(Path(settings.journal), pages_max=settings.journal_pages_max)
-        return _decide(CoordinatorProcess(settings, journal, ending), ready)
+        code = EXIT_RENEWED
+        while code == EXIT_RENEWED:
+            journal = SqliteJournal(Path(settings.journal), pages_max=settings.journal_pages_max)
+            process = CoordinatorProcess(settings, journal, ending)
+            settings = msgspec.structs.replace(settings, listen=process.endpoint.removeprefix("tcp://"))
+            code = _decide(process, ready)
+        return code
     except JournalProblem as problem:
         sys.stderr.write(f"unicron coordinator: {problem}\n")
         return EXIT_JOURNAL
@@ -83,7 +88,7 @@ def _run_among_several(settings: CoordinatorSettings, etcd: EtcdSettings, ending
             log.warning("cannot begin: %s", problem)
             continue
         code = _decide(CoordinatorProcess(settings, journal, ending, leadership), ready)
-        if code != EXIT_FOLLOWED:
+        if code not in (EXIT_FOLLOWED, EXIT_RENEWED):
             return code
 
 

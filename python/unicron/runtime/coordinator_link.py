@@ -1,9 +1,10 @@
 """An agent's line to the coordinator: DEALER with CURVE, connected again for ever, never by
 queueing into the void.
 
-There may be several addresses: of coordinators that wait for each other, of which only the one that decides listens.
-Each is called on a socket of its own; the first whose handshake succeeds is the line, and the others are closed. (One
-socket with all of them would deal the messages out between two that listen.)
+There may be several addresses: of coordinators that wait for each other, of which only the one that
+decides listens; and several keys that it may have, while keys are rotated. Each pair of them is called on a socket of
+its own; the first whose handshake succeeds is the line, and the others are closed. (One socket with all of them would
+deal the messages out between two that listen.)
 
 A connection that ended takes its socket with it: what was queued for it is dropped (the machine
 says what counts in its next hello), so a coordinator that comes back hears the hello first.
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import zmq
 
 from unicron.messages import MESSAGE_BYTES_MAX
+from unicron.runtime.keys import KeyPair
 from unicron.runtime.zap import call_curve, monitor_event
 
 HEARTBEAT_MS = 500
@@ -44,21 +46,27 @@ class CoordinatorLink:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoints: Sequence[str], curve: tuple[str, str, str]
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoints: Sequence[str], servers: Sequence[str], own: KeyPair
     ) -> None:
-        """curve: the coordinator's public key, our public one, our secret one."""
+        """servers: public keys that the coordinator may have."""
         self._context = context
         self._endpoints = tuple(endpoints)
-        self._curve = curve
+        self._servers, self._own = tuple(servers), own
         self.is_connected = False
         self._lines = self._call()
 
     def _call(self) -> list[_Line]:
-        return [self._open(endpoint) for endpoint in self._endpoints]
+        return [self._open(endpoint, server) for endpoint in self._endpoints for server in self._servers]
 
-    def _open(self, endpoint: str) -> _Line:
+    def renew(self, servers: Sequence[str], own: KeyPair) -> None:
+        """Other keys: for the next connection; the present one stays."""
+        self._servers, self._own = tuple(servers), own
+        if not self.is_connected:
+            self.leave()
+
+    def _open(self, endpoint: str, server: str) -> _Line:
         socket = self._context.socket(zmq.DEALER)
-        call_curve(socket, *self._curve, message_bytes_max=MESSAGE_BYTES_MAX + 1)
+        call_curve(socket, server, self._own.public, self._own.secret, message_bytes_max=MESSAGE_BYTES_MAX + 1)
         socket.reconnect_ivl = RECONNECT_MS
         socket.reconnect_ivl_max = RECONNECT_MS_MAX
         socket.heartbeat_ivl = HEARTBEAT_MS

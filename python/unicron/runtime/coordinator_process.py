@@ -61,6 +61,7 @@ from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.coordinator_settings import CoordinatorSettings
 from unicron.runtime.ending import Ending
 from unicron.runtime.journal_problem import JournalProblem, LeadershipLost
+from unicron.runtime.keyring import Caller, Callers, KeyRing
 from unicron.runtime.peers import Peers
 from unicron.runtime.probe import Probes
 from unicron.runtime.store_server import bind
@@ -82,6 +83,7 @@ HEARTBEAT_MS = 500  # ZeroMQ's own: a peer that went silent below TCP
 HEARTBEAT_TIMEOUT_MS = 2_000
 EXIT_JOURNAL = 74
 EXIT_FOLLOWED = 75  # another coordinator may decide now
+EXIT_RENEWED = 76  # its own key changed: begin again with it
 
 log = logging.getLogger("unicron.coordinator")
 
@@ -124,15 +126,15 @@ class CoordinatorProcess:
         self._seen: dict[str, WorkerStatus] = {}
         self._pending: dict[str, bytes] = {}  # request -> who asked
         self._num_requests = 0
+        self._keys_of: dict[str, str] = {}  # node -> the key it showed last
         self._heard_ms: dict[str, float] = {}  # node -> its last message
         self._exposition: Exposition | None = None
         self._metrics: CoordinatorMetrics | None = None
         self._last_reasons: dict[str, str] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = Gatekeeper(self._context)
-        for role in ("agent", "client"):
-            public = keys.load_public(str(directory / f"{role}.pub"))
-            self._gate.admit(ZAP_DOMAIN, public, role)
+        self._pair, self._ring = pair, KeyRing(directory)
+        self._callers = Callers(directory, self._gate, ZAP_DOMAIN)
         self._router = self._make_router(pair.secret)
         self._peers = Peers(self._router)
         host, _, port = settings.listen.rpartition(":")
@@ -167,6 +169,8 @@ class CoordinatorProcess:
             self._begin()
             while not self._ending.reason:
                 self._turn()
+                if self._ring.changed() and self._renew_keys():
+                    return EXIT_RENEWED
         except LeadershipLost as problem:
             log.warning("does not decide any more: %s", problem)
             return EXIT_FOLLOWED
@@ -239,6 +243,23 @@ class CoordinatorProcess:
         for action in actions:
             self._carry_out(action)
 
+    # ------------------------------------------------------------ keys
+
+    def _renew_keys(self) -> bool:
+        """The directory changed. True: our own pair did, so we must listen anew."""
+        try:
+            self._callers.renew()
+            is_new = keys.load(self._ring.directory / "coordinator.key") != self._pair
+        except keys.KeyProblem as problem:
+            log.error("the keys changed and cannot be used: %s; the former ones stay", problem)
+            return False
+        log.info("the keys changed%s", ": listens anew" if is_new else "")
+        for node, key in [*self._keys_of.items()]:
+            caller = self._callers.find(key)
+            if caller is None:
+                self._callers.cut(key, self._peers.fd_of(node))
+        return is_new
+
     # ------------------------------------------------------------ what arrives
 
     def _read_messages(self) -> None:
@@ -251,23 +272,31 @@ class CoordinatorProcess:
                 log.warning("refused: message of %d frames", len(frames))
                 continue
             identity = frames[0].bytes
+            key = str(frames[1].get("User-Id"))
+            caller = self._callers.find(key)
+            if caller is None:
+                self._callers.cut(key, int(frames[1].get(zmq.SRCFD)))
+                continue
             try:
                 message = decode(frames[1].bytes)
             except MessageRefused as error:
                 log.warning("refused %s: %s", type(error).__name__, error)
-                self._answer_refusal(identity, str(frames[1].get("User-Id")), str(error))
+                self._answer_refusal(identity, caller.role, str(error))
                 continue
-            self._dispatch(identity, frames[1], message)
+            self._dispatch(identity, frames[1], message, caller)
 
-    def _dispatch(self, identity: bytes, frame: Any, message: Any) -> None:
-        role = frame.get("User-Id")
+    def _dispatch(self, identity: bytes, frame: Any, message: Any, caller: Caller) -> None:
+        role = caller.role
         if role == "client" and isinstance(message, Request):
             self._serve_request(identity, message)
+        elif caller.node and isinstance(message, AgentHello) and message.node != caller.node:
+            log.warning("refused: hello of %s with the key of %s", message.node, caller.node)
         elif role == "agent" and isinstance(message, AgentHello):
             # What the monitor knows so far is older than this hello: read it first, lest the end of
             # an earlier connection with the same descriptor is taken for this one's.
             self._read_endings()
             self._peers.hello(message.node, identity, int(frame.get(zmq.SRCFD)))
+            self._keys_of[message.node] = str(frame.get("User-Id"))
             self._note_statuses(message.workers)
             self._heard_ms[message.node] = self._now_ms()
             self._step(AgentMessage(message.node, message))
