@@ -3,6 +3,7 @@
 #   make demo         a real GPT trained while its workers are killed (all scenarios, layout 1,1,4)
 #   make test         check, then all tests            make check        lint, types, tidy, formatting
 #   make sim          the simulator, 300 seeds         make matrix       every failure point x layout, resumable
+#   make leaders      several coordinators, killed, frozen and cut off (ROUNDS=20 SEED=1)
 #   make bench        all measurements                 make test-latest  Python 3.12, newest megatron-core (6 GB)
 #   make clean        remove what these made
 #
@@ -28,7 +29,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell fin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check matrix sim bench test-latest clean
+.PHONY: help setup demo test check matrix sim leaders bench test-latest clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -67,6 +68,11 @@ $(VENV_LATEST)/.built: $(VENV_LATEST)/.installed $(NATIVE)
 
 setup: $(VENV)/.built
 
+# Prometheus and etcd for the tests against them; where they cannot be had, those tests say so and are skipped.
+$(VENV)/.servers: tests/servers.sh | $(VENV)/.installed
+	tests/servers.sh $(VENV)/servers
+	@touch $@
+
 # ---------------------------------------------------------------- verbs
 
 demo: setup
@@ -79,11 +85,16 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_tidy.py
 
-test: check
+test: check $(VENV)/.servers
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 sim: setup
 	$(BIN)/python -m unicron.sim --seeds 300
+
+ROUNDS := 20
+SEED := 1
+leaders: setup $(VENV)/.servers
+	PYTHONPATH=tests/support $(BIN)/python -m leader_rounds --rounds $(ROUNDS) --seed $(SEED)
 
 # Every failure point at every layout; what passed is kept and not run again.
 matrix: setup

@@ -27,7 +27,7 @@ from unicron.messages import (
 from unicron.runtime import framing, keys
 from unicron.runtime.agent_process import AgentSettings
 from unicron.runtime.client import CoordinatorClient, CoordinatorSilent
-from unicron.runtime.coordinator_process import CoordinatorSettings
+from unicron.runtime.coordinator_settings import CoordinatorSettings
 from unicron.runtime.local_cluster import LocalCluster
 from unicron.runtime.store_client import process_context
 from unicron.runtime.zap import call_curve
@@ -138,7 +138,7 @@ def test_a_port_in_use_is_named(cluster: LocalCluster, tmp_path: Path) -> None:
     settings = CoordinatorSettings(
         listen=cluster._address, keys=str(cluster.directory / "keys"), journal=str(tmp_path / "j")
     )
-    ended = daemon("coordinator_process", settings, tmp_path)
+    ended = daemon("coordinator_daemon", settings, tmp_path)
     port = cluster._address.rpartition(":")[2]
     assert ended.returncode == 1 and f"port {port}" in ended.stderr and "in use" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
@@ -148,7 +148,7 @@ def test_a_journal_in_use_is_named(cluster: LocalCluster, tmp_path: Path) -> Non
     journal = str(cluster.directory / "journal.db")
     keys_directory = str(cluster.directory / "keys")
     settings = CoordinatorSettings(listen="127.0.0.1:0", keys=keys_directory, journal=journal)
-    ended = daemon("coordinator_process", settings, tmp_path)
+    ended = daemon("coordinator_daemon", settings, tmp_path)
     assert ended.returncode == 74 and "another coordinator" in ended.stderr
 
 
@@ -168,11 +168,11 @@ def test_a_socket_in_use_is_named(cluster: LocalCluster, tmp_path: Path) -> None
 
 def test_missing_or_open_keys_are_named(tmp_path: Path) -> None:
     settings = CoordinatorSettings(keys=str(tmp_path / "keys"), journal=str(tmp_path / "j"))
-    ended = daemon("coordinator_process", settings, tmp_path)
+    ended = daemon("coordinator_daemon", settings, tmp_path)
     assert ended.returncode == 1 and "unicron keys" in ended.stderr
     keys.make_directory(tmp_path / "keys")
     (tmp_path / "keys" / "coordinator.key").chmod(0o644)
-    ended = daemon("coordinator_process", settings, tmp_path)
+    ended = daemon("coordinator_daemon", settings, tmp_path)
     assert ended.returncode == 1 and "chmod 600" in ended.stderr
 
 

@@ -21,6 +21,8 @@ from unicron.messages import (
     FinishUnderstudies,
     Healed,
     PublishEpoch,
+    SaveAndHold,
+    Saved,
     WorkerHello,
     WorkerReady,
     WorkerWelcome,
@@ -91,19 +93,27 @@ def main() -> None:
     memory = arena(rank, adopt=False)
     pulse.advance(Stage.WAITING if waiting else Stage.IDLE, 0, 0)
     monitor.send(encode(WorkerReady(WORKER, rank, waiting)), 1000)
-    plan, iteration = None, 0
+    plan, iteration, holds = None, 0, False
     while iteration < ITERATIONS or waiting:
-        frame = monitor.next_frame(0 if plan and not waiting else 50)
+        frame = monitor.next_frame(0 if plan and not waiting and not holds else 50)
         if frame is not None:
             message = decode(frame)
             if isinstance(message, FinishUnderstudies):
                 sys.exit(0)
+            if isinstance(message, SaveAndHold) and plan and not waiting:
+                holds = True
+                if rank == min(plan.ranks):
+                    path = f"{welcome.checkpoint_dir}/{iteration}"
+                    monitor.send(encode(Saved(WORKER, rank, iteration, path, plan.epoch, final=True)), 1000)
+                print("saved", iteration, flush=True)
             if isinstance(message, PublishEpoch):
-                plan = message.plan
+                plan, holds = message.plan, False
                 mine = next((m for m in plan.members if m.worker == WORKER), None)
                 if mine is None:
                     continue
                 source = "none_needed"
+                if plan.restore:
+                    iteration, source = int(plan.restore.rpartition("/")[2]), "checkpoint"
                 if waiting:
                     rank, waiting, source = mine.rank, False, "own_arena"
                     memory = arena(rank, adopt=True)
@@ -112,7 +122,7 @@ def main() -> None:
                 print("plan", plan.epoch, plan.kind.value, "rank", rank, flush=True)
                 if plan.kind != "start":
                     monitor.send(encode(healed(rank, plan, iteration, source)), 1000)
-        if plan is None or waiting:
+        if plan is None or waiting or holds:
             continue
         pulse.advance(Stage.COMPUTE, iteration, 0)
         if pulse.take_fault(1, iteration, 0) == 5 or (iteration == FAIL_AT and rank == 0):

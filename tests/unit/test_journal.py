@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from unicron.runtime.journal_sqlite import (
-    JournalBroken,
-    JournalFull,
-    JournalLocked,
-    SqliteJournal,
-)
+from unicron.runtime.journal_problem import JournalBroken, JournalFull, JournalLocked
+from unicron.runtime.journal_sqlite import SqliteJournal
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -153,6 +153,13 @@ class ArmPulse:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveCoordinator:
+    """End this connection and look for the coordinator again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetTimer:
     name: str
     at_ms: float
@@ -184,6 +191,7 @@ Action = (
     | GrantArena
     | DropArena
     | ArmPulse
+    | LeaveCoordinator
     | SetTimer
     | CancelTimer
     | Refused

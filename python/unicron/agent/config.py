@@ -29,6 +29,8 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluate_ms_max: float = 3_600_000.0
     save_ms_max: float = 1_800_000.0
     usual_kept_max: int = 16  # samples per stage
+    # a coordinator of an older term is left for so long; then the newer one's journal must have been lost
+    term_ms_max: float = 15_000.0
     # queues
     reports_kept_max: int = 256  # what a coordinator that comes back is told again
     workers_max: int = 256

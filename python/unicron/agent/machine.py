@@ -7,7 +7,7 @@ itself does not outlive its incarnation: a new agent finds no workers, because w
 from __future__ import annotations
 
 from unicron.agent import arenas, lives
-from unicron.agent.actions import Action, ArmPulse, SendCoordinator, SendWorker
+from unicron.agent.actions import Action, ArmPulse, LeaveCoordinator, SendCoordinator, SendWorker
 from unicron.agent.config import AgentConfig
 from unicron.agent.events import (
     ArenaRequested,
@@ -84,6 +84,8 @@ class AgentMachine:
             case CoordinatorConnected():
                 self._on_connected(step)
             case CoordinatorDisconnected():
+                if self.state.is_connected and not self.state.is_stale:
+                    self.state.term_ms = step.now_ms
                 self.state.is_connected = False
             case CoordinatorMessage():
                 self._on_order(step, event.message)
@@ -120,7 +122,7 @@ class AgentMachine:
 
     def _on_connected(self, step: Step) -> None:
         state, config = self.state, self.config
-        state.is_connected = True
+        state.is_connected, state.is_stale = True, False
         here = [w for w in state.workers.values() if not w.is_dead or w.has_finished]
         hello = AgentHello(
             node=config.node,
@@ -138,12 +140,24 @@ class AgentMachine:
             step.actions.append(SendCoordinator(report, "it may not have arrived"))
         step.set_timer("heartbeat", "coordinator", config.heartbeat_ms, "heartbeats while connected")
 
+    def _on_welcome(self, step: Step, message: AgentWelcome) -> None:
+        """Two coordinators may both believe that they decide, for a moment (one was frozen): the newer term counts."""
+        state = self.state
+        if message.term < state.term and step.now_ms < state.term_ms + self.config.term_ms_max:
+            state.is_stale = True
+            reason = f"term {message.term}, know {state.term}"
+            step.refuse("stale_term", reason)
+            step.actions.append(LeaveCoordinator(reason))
+            return
+        state.term, state.term_ms = message.term, step.now_ms
+
     def _on_order(self, step: Step, message: CoordinatorSays) -> None:
+        if self.state.is_stale:
+            step.refuse("stale_term", f"{type(message).__name__} of a coordinator that another one followed")
+            return
         match message:
             case AgentWelcome():
-                if message.term < self.state.term:
-                    step.refuse("stale_term", f"term {message.term}, know {self.state.term}")
-                self.state.term = max(self.state.term, message.term)
+                self._on_welcome(step, message)
             case StartWorkers():
                 lives.start_workers(step, message)
             case PublishEpoch():

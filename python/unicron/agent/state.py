@@ -103,7 +103,9 @@ class Adoption:
 @dataclass(slots=True)
 class State:
     is_connected: bool = False  # to the coordinator
-    term: int = 0
+    term: int = 0  # newest that welcomed us
+    term_ms: float = 0.0  # when it was heard last
+    is_stale: bool = False  # this connection's coordinator is of an older term: its orders do not count
     sequence: int = 0
     arena_count: int = 0
     workers: dict[str, Worker] = field(default_factory=dict)

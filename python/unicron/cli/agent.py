@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +12,21 @@ from unicron.cli.common import Keys
 
 
 def main(
-    coordinator: Annotated[str, typer.Option(help="host:port of the coordinator.")],
+    coordinator: Annotated[str, typer.Option(help="host:port of the coordinator; of several: with commas between.")],
     slots: Annotated[int, typer.Option(min=1, help="Workers this node can hold.")],
     understudies: Annotated[int, typer.Option(min=0, help="Warm processes beside them.")] = 1,
-    node: Annotated[str, typer.Option(help="Name of the node; default the host's.")] = "",
-    host: Annotated[str, typer.Option(help="Address under which others reach it.")] = "127.0.0.1",
+    node: Annotated[str, typer.Option(help="Name of the node; default Slurm's, else the host's.")] = "",
+    host: Annotated[
+        str, typer.Option(help="Address under which others reach it; auto: the one that leads to the coordinator.")
+    ] = "127.0.0.1",
     keys: Keys = "",
     run_dir: Annotated[Path, typer.Option(help="For its sockets; default by uid.")] = Path(""),
+    incarnation: Annotated[
+        int, typer.Option(min=0, help="Number of this life; 0: one more than the last on its run directory.")
+    ] = 0,
+    metrics: Annotated[
+        str, typer.Option(help="host:port of /metrics, /healthz and /readyz; empty for none.")
+    ] = "127.0.0.1:7072",
     imports: Annotated[
         str, typer.Option("--import", help="What the template imports beforehand.")
     ] = "torch,megatron.core",
@@ -32,9 +39,12 @@ def main(
     from unicron.runtime import logs
     from unicron.runtime.agent_daemon import run_with_template
     from unicron.runtime.agent_process import AgentSettings
+    from unicron.runtime.coordinator_link import endpoints_of
+    from unicron.runtime.probe import own_address_towards
+    from unicron.runtime.slurm import node_name
 
     logs.set_up(verbose=verbose)
-    name = node or socket.gethostname()
+    name = node or node_name(os.environ)
     directory = run_dir if str(run_dir) != "." else Path(f"/tmp/unicron-{os.getuid()}") / name
     settings = AgentSettings(
         node=name,
@@ -43,6 +53,8 @@ def main(
         slots=slots,
         understudies=understudies,
         run_dir=str(directory),
-        host=host,
+        host=own_address_towards(endpoints_of(coordinator)[0]) if host == "auto" else host,
+        metrics=metrics,
+        incarnation=incarnation,
     )
     return run_with_template(settings, imports)

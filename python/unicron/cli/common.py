@@ -13,7 +13,7 @@ import typer
 
 from unicron.runtime.client import CoordinatorRefused, CoordinatorSilent, from_environment
 from unicron.runtime.files import FileProblem
-from unicron.runtime.journal_sqlite import JournalProblem
+from unicron.runtime.journal_problem import JournalProblem
 from unicron.runtime.keys import KeyProblem
 
 FAILURE = 1

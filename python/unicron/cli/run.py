@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
-from unicron.cli.common import Json, Problem, print_json
+from unicron.cli.common import Json, Problem
+from unicron.types import Layout
 
-HINT = (
-    "this script does not join unicron: it is supervised, and after a failure all of its workers"
-    " start again. With unicron.join() in it the interrupted iteration would be finished instead"
-    " (docs/TRAINING.md)"
-)
+AGENTS = "As if so many nodes; in a Slurm allocation those that train, the rest stands by. Default 1, or all."
 
 
 def main(
     script: Annotated[list[str], typer.Argument(help="SCRIPT ARGS… or, with -m, MODULE ARGS…")],
-    agents: Annotated[int, typer.Option("--agents", "--nnodes", min=1, help="As if so many nodes.")] = 1,
+    agents: Annotated[int, typer.Option("--agents", "--nnodes", min=0, help=AGENTS)] = 0,
     nproc_per_node: Annotated[
         str, typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers a node, or auto.")
     ] = "1",
@@ -48,14 +44,20 @@ def main(
         str, typer.Option("--import", help="Imported once, before workers are forked.")
     ] = "torch,megatron.core,unicron.training",
     standalone: Annotated[bool, typer.Option("--standalone", help="Always so here.")] = False,
+    drain_bad_nodes: Annotated[bool, typer.Option(help="In Slurm: drain nodes that failed.")] = False,
     quiet: Annotated[bool, typer.Option(help="Do not show what the workers write.")] = False,
     json: Json = False,
 ) -> int:
     """One task on this machine, in the place of torchrun. Ends with the script's exit code.
 
+    In a Slurm batch script: on all nodes of the allocation. SIGUSR1 is then a notice that it will end: the task saves,
+    and the exit code is 75 (deploy/slurm).
+
     Example: unicron run --agents 2 --nproc-per-node 2 train.py --lr 1e-3
     """
+    from unicron.cli.run_cluster import HINT, Run
     from unicron.coordinator.job import Job
+    from unicron.runtime import slurm
     from unicron.runtime.job_file import absolute, world_layout
     from unicron.runtime.runner import seems_managed
 
@@ -64,11 +66,10 @@ def main(
     if not module and not Path(script[0]).is_file():
         raise Problem(f"no script {script[0]}", 2)
     slots = _slots(nproc_per_node)
+    allocation = slurm.allocation(os.environ)
+    agents = _agents(agents, len(allocation.nodes) if allocation else 0)
     is_managed = seems_managed(command) if managed is None else managed
-    if optimizer not in ("plain", "distributed"):
-        raise Problem(f"--optimizer {optimizer}: say plain or distributed", 2)
-    layout = world_layout(agents * slots, tp, pp, micro_batch, micro_batches)
-    layout = msgspec.structs.replace(layout, sharded=optimizer == "distributed", exact=exact)
+    layout = _layout(world_layout(agents * slots, tp, pp, micro_batch, micro_batches), optimizer, exact=exact)
     warm = understudies if understudies >= 0 else int(is_managed)
     job = Job(
         name=name or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(script[0]).stem).lstrip("_.-") or "script",
@@ -85,7 +86,21 @@ def main(
     )
     if not is_managed:
         sys.stderr.write(f"unicron run: {HINT}\n")
-    return _run(job, agents, slots, imports if is_managed else "", quiet=quiet, json=json)
+    run = Run(job, agents, slots, imports if is_managed else "", quiet=quiet, json=json)
+    return run.in_allocation(allocation, drain_bad_nodes) if allocation else run.here()
+
+
+def _agents(agents: int, allocated: int) -> int:
+    """allocated: nodes of the allocation around us, 0: none."""
+    if allocated and agents > allocated:
+        raise Problem(f"--agents {agents}, and the allocation has {allocated} nodes", 2)
+    return agents or allocated or 1
+
+
+def _layout(layout: Layout, optimizer: str, *, exact: bool) -> Layout:
+    if optimizer not in ("plain", "distributed"):
+        raise Problem(f"--optimizer {optimizer}: say plain or distributed", 2)
+    return msgspec.structs.replace(layout, sharded=optimizer == "distributed", exact=exact)
 
 
 def _slots(text: str) -> int:
@@ -94,36 +109,3 @@ def _slots(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise Problem(f"--nproc-per-node {text!r}: give a number of at least 1, or auto", 2)
     return int(text)
-
-
-def _run(job: Any, agents: int, slots: int, imports: str, *, quiet: bool, json: bool) -> int:
-    from unicron.cli.run_view import RunView
-    from unicron.runtime.local_cluster import ClusterProblem, LocalCluster
-    from unicron.runtime.runner import run_task
-
-    def interrupted(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupted)
-    logs = Path(job.log_dir)
-    cluster = LocalCluster(agents, slots, job.understudies, imports=imports, log_dir=logs / ".unicron")
-    view = RunView(logs / job.name, quiet=quiet, to_stderr=json)
-    try:
-        view.say("starting")
-        cluster.start()
-        result = run_task(cluster, job, view.watch())
-    except ClusterProblem as problem:
-        raise Problem(str(problem)) from None
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # nothing may cut the cleaning short
-        view.close()
-        cluster.stop()
-    if result.never_joined:
-        sys.stderr.write(f"unicron run: {HINT}\n")
-    if json:
-        print_json({**vars(result), "log_dir": str(logs / job.name)})
-    else:
-        view.summary(result)
-    return result.exit_code

@@ -17,8 +17,9 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -33,6 +34,7 @@ from unicron.agent.actions import (
     ForkWorker,
     GrantArena,
     KillWorker,
+    LeaveCoordinator,
     LookAtOwner,
     Refused,
     ReleaseSlot,
@@ -70,13 +72,14 @@ from unicron.messages import (
     decode,
     encode,
 )
-from unicron.runtime import keys, logs
+from unicron.runtime import key_rotation, keys, logs
 from unicron.runtime.arena_keeper import ArenaKeeper
 from unicron.runtime.clock import clock_id, now_ms
-from unicron.runtime.coordinator_link import CoordinatorLink
+from unicron.runtime.coordinator_link import CoordinatorLink, endpoints_of
 from unicron.runtime.ending import Ending, rise
 from unicron.runtime.files import write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
+from unicron.runtime.keyring import KeyRing, server_keys
 from unicron.runtime.pulses import Pulses
 from unicron.runtime.store_server import ZAP_DOMAIN, StoreServer
 from unicron.runtime.store_server import now_ms as store_now_ms
@@ -84,6 +87,11 @@ from unicron.runtime.template_link import TemplateLink
 from unicron.runtime.timers import Timers
 from unicron.runtime.worker_server import WorkerServer
 from unicron.runtime.zap import Gatekeeper
+
+if TYPE_CHECKING:  # imported where metrics are wanted
+    from prometheus_client.core import Metric
+
+    from unicron.runtime.exposition import Exposition
 
 TEMPLATE_MS_MAX = 120_000  # its imports
 SAMPLE_MS = 200.0  # a tenth of the least budget of a stall; stages shorter than this have that budget anyway
@@ -99,7 +107,7 @@ log = logging.getLogger("unicron.agent")
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str
-    coordinator: str  # host:port
+    coordinator: str  # host:port, or several with commas between: of coordinators of which one decides
     keys: str  # directory with agent.key, worker.key, coordinator.pub
     slots: int
     understudies: int
@@ -107,6 +115,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"  # others reach the store of this node here
     store_port: int = 0
     template: str = ""  # socket of the template; '': <run_dir>/template.sock
+    metrics: str = ""  # host:port of /metrics, /healthz, /readyz; '': none. Whoever reaches it reads it
     incarnation: int = 0  # 0: one more than the last on this run_dir
     machine: dict[str, float] = {}  # bounds of AgentConfig that differ from its defaults
 
@@ -120,9 +129,10 @@ class AgentProcess:
         directory = Path(settings.run_dir)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         key_directory = Path(settings.keys)
-        own = keys.load(key_directory / "agent.key")
+        self._own = own = keys.load(key_directory / "agent.key")
         self._worker_key = keys.load(key_directory / "worker.key")
-        coordinator_key = keys.load_public(str(key_directory / "coordinator.pub"))
+        servers = server_keys(key_directory)
+        self._ring = KeyRing(key_directory)
         self._ending = Ending(lifeline)
         self._timers = Timers()
         self._queue: deque[Event] = deque()
@@ -139,8 +149,7 @@ class AgentProcess:
         self._template: TemplateLink | None = TemplateLink(settings.template_path, TEMPLATE_MS_MAX)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = Gatekeeper(self._context)
-        self._gate.admit(ZAP_DOMAIN, self._worker_key.public, "worker")
-        self._gate.admit(ZAP_DOMAIN, own.public, "agent")
+        self._admit()
         self._store = StoreServer(self._context, own.secret, settings.host, settings.store_port)
         facts = {
             "node": settings.node,
@@ -156,9 +165,14 @@ class AgentProcess:
         self._machine = AgentMachine(config)
         self._pulses = Pulses(config.workers_max)
         self._arenas = ArenaKeeper()
-        address = settings.coordinator.removeprefix("tcp://")
-        curve = (coordinator_key, own.public, own.secret)
-        self._coordinator = CoordinatorLink(self._context, f"tcp://{address}", curve)
+        self._coordinator = CoordinatorLink(self._context, endpoints_of(settings.coordinator), servers, own)
+        self._exposition: Exposition | None = None
+        if settings.metrics:
+            try:
+                self._expose(settings.metrics)
+            except OSError:
+                self.close()
+                raise
 
     # ------------------------------------------------------------ loop
 
@@ -187,6 +201,8 @@ class AgentProcess:
                     self._take(event)
         if self._gate.socket in ready:
             self._gate.serve()
+        if self._exposition is not None and self._exposition.fileno() in ready:
+            self._exposition.serve()
         if not ready.keys().isdisjoint(self._coordinator.sockets):
             self._read_coordinator()
         if self._store.socket in ready:
@@ -211,9 +227,11 @@ class AgentProcess:
             for socket in (self._gate.socket, self._store.socket):
                 self._poller.register(socket, zmq.POLLIN)
             self._poller.register(self._pulses.fileno(), zmq.POLLIN)
+            if self._exposition is not None:
+                self._poller.register(self._exposition.fileno(), zmq.POLLIN)
             self._ending.register(self._poller)
             self._burst_poller = zmq.Poller()
-            for each in (self._store.socket, self._coordinator.socket, self._pulses.fileno()):
+            for each in (self._store.socket, *self._coordinator.sockets, self._pulses.fileno()):
                 self._burst_poller.register(each, zmq.POLLIN)
         return dict(self._poller.poll(self._wait_ms()))
 
@@ -246,6 +264,8 @@ class AgentProcess:
 
     def _do_what_is_due(self) -> None:
         self._store.expire()
+        if self._ring.changed():
+            self._renew_keys()
         now = now_ms()
         for worker, (pid, until) in [*self._looks.items()]:
             gone = self._is_gone(worker, pid)
@@ -265,6 +285,44 @@ class AgentProcess:
             self._carry_out(action)
         if isinstance(event, WorkerJoined):
             self._server.refuse_joining(event.hello.worker)
+
+    # ------------------------------------------------------------ keys
+
+    def _admit(self) -> None:
+        """To the stores of this node: workers of every node, and ourselves."""
+        names = dict.fromkeys(key_rotation.publics(self._ring.directory, "worker"), "worker")
+        self._gate.replace(ZAP_DOMAIN, {**names, self._own.public: "agent"})
+
+    def _renew_keys(self) -> None:
+        """What is connected stays; whoever comes, and where we call next, goes by the new ones. The stores of this node
+        keep their own pair for this life."""
+        directory = self._ring.directory
+        try:
+            self._admit()
+            self._worker_key = keys.load(directory / "worker.key")
+            self._coordinator.renew(server_keys(directory), keys.load(directory / "agent.key"))
+        except keys.KeyProblem as problem:
+            log.error("the keys changed and cannot be used: %s; the former ones stay", problem)
+            return
+        log.info("the keys changed")
+
+    # ------------------------------------------------------------ what others see
+
+    def _expose(self, address: str) -> None:
+        from unicron.runtime.exposition import Exposition
+
+        self._exposition = Exposition(address)
+        self._exposition.watch(self._families, self._unready)
+
+    def _families(self) -> Iterable[Metric]:
+        from unicron.runtime import metrics_agent
+
+        return metrics_agent.families(self._machine.state, self._machine.config, self._gate.num_refused)
+
+    def _unready(self) -> str:
+        if self._template is None:
+            return "the template is gone"
+        return "" if self._coordinator.is_connected else "no coordinator"
 
     # ------------------------------------------------------------ what arrives
 
@@ -356,6 +414,9 @@ class AgentProcess:
                 self._grant(action)
             case DropArena(arena):
                 self._arenas.drop(arena)
+            case LeaveCoordinator():
+                self._coordinator.leave()
+                self._queue.append(CoordinatorDisconnected())
             case ArmPulse():
                 self._arm(action)
             case Refused():
@@ -459,6 +520,8 @@ class AgentProcess:
 
     def close(self) -> None:
         """Workers end first: the template kills them when our connection to it closes."""
+        if self._exposition is not None:
+            self._exposition.close()
         if self._template is not None:
             self._template.close()
         self._server.close()

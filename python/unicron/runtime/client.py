@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import zmq
 
 from unicron.messages import MESSAGE_BYTES_MAX, MessageRefused, Reply, Request, decode, encode
-from unicron.runtime import keys
+from unicron.runtime import key_rotation, keys
+from unicron.runtime.coordinator_link import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, endpoints_of
 from unicron.runtime.store_client import process_context
 from unicron.runtime.zap import call_curve
 
@@ -31,31 +33,43 @@ class CoordinatorRefused(Exception):
 
 
 class CoordinatorClient:
-    def __init__(self, address: str, server_key: str, pair: keys.KeyPair) -> None:
+    def __init__(self, address: str, server_keys: str | Sequence[str], pair: keys.KeyPair) -> None:
+        """address: host:port, or several with commas between; whichever listens is the one that decides. server_keys:
+        the public keys that it may have."""
         self.address = address
-        self._settings = (server_key, pair)
-        self._socket = self._connect()
+        self._server_keys = (server_keys,) if isinstance(server_keys, str) else tuple(server_keys)
+        self._pair = pair
+        self._sockets = self._connect()
 
-    def _connect(self) -> zmq.Socket[bytes]:
-        server_key, pair = self._settings
+    def _connect(self) -> list[zmq.Socket[bytes]]:
+        return [self._open(key) for key in self._server_keys]
+
+    def _open(self, server_key: str) -> zmq.Socket[bytes]:
         socket = process_context().socket(zmq.DEALER)
         bytes_max = MESSAGE_BYTES_MAX + 1
-        call_curve(socket, server_key, pair.public, pair.secret, message_bytes_max=bytes_max)
-        socket.connect(self.address)
+        call_curve(socket, server_key, self._pair.public, self._pair.secret, message_bytes_max=bytes_max)
+        socket.immediate = True  # what is asked goes to one that is there, not to one that may come
+        socket.heartbeat_ivl = HEARTBEAT_MS  # one that froze is not asked again
+        socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+        for endpoint in endpoints_of(self.address):
+            socket.connect(endpoint)
         return socket
 
     def ask(self, verb: str, *, timeout_ms: int = ANSWER_MS_MAX, **arguments: Any) -> Any:
         """The result of a request that was granted."""
-        self._socket.send(encode(Request(verb, arguments)))
-        if not self._socket.poll(timeout_ms):
-            self._socket.close(0)  # a late answer must not be taken for the next one's
-            self._socket = self._connect()
+        deadline = time.monotonic() + timeout_ms / 1000
+        socket = self._connected(timeout_ms)
+        if socket is not None:
+            socket.send(encode(Request(verb, arguments)))
+        if socket is None or not socket.poll(int(max(0.0, deadline - time.monotonic()) * 1000)):
+            self.close()  # a late answer must not be taken for the next one's
+            self._sockets = self._connect()
             raise CoordinatorSilent(
                 f"no answer from the coordinator at {self.address} in {timeout_ms} ms:"
                 " is it running, and is this key one that it admits?"
             )
         try:
-            reply = decode(self._socket.recv())
+            reply = decode(socket.recv())
         except MessageRefused as error:
             raise CoordinatorSilent(f"the coordinator speaks another language: {error}") from None
         if not isinstance(reply, Reply):
@@ -75,8 +89,15 @@ class CoordinatorClient:
                 if time.monotonic() >= deadline:
                     raise
 
+    def _connected(self, timeout_ms: int) -> zmq.Socket[bytes] | None:
+        poller = zmq.Poller()
+        for socket in self._sockets:
+            poller.register(socket, zmq.POLLOUT)
+        return next((socket for socket, _ in poller.poll(timeout_ms) if isinstance(socket, zmq.Socket)), None)
+
     def close(self) -> None:
-        self._socket.close(0)
+        for socket in self._sockets:
+            socket.close(0)
 
     def __enter__(self) -> Self:
         return self
@@ -94,8 +115,7 @@ def from_environment(address: str = "", key_directory: str = "") -> CoordinatorC
         address, key_directory = _local_cluster()
     directory = Path(key_directory or DEFAULT_KEYS)
     pair = keys.load(directory / "client.key")
-    server_key = keys.load_public(str(directory / "coordinator.pub"))
-    return CoordinatorClient(endpoint_of(address or DEFAULT_ADDRESS), server_key, pair)
+    return CoordinatorClient(address or DEFAULT_ADDRESS, key_rotation.publics(directory, "coordinator"), pair)
 
 
 def _local_cluster() -> tuple[str, str]:
@@ -111,7 +131,3 @@ def _local_cluster() -> tuple[str, str]:
     if not found:
         return "", ""
     return found[0].read_text(), str(found[0].parent / "keys")
-
-
-def endpoint_of(address: str) -> str:
-    return address if "://" in address else f"tcp://{address}"

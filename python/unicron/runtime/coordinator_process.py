@@ -10,12 +10,13 @@ One port for agents and command lines; the key a peer showed says which of the t
 
 from __future__ import annotations
 
-import argparse
 import logging
 import random
 import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import zmq
@@ -31,7 +32,6 @@ from unicron.coordinator.actions import (
     SetTimer,
     WriteJournal,
 )
-from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.events import (
     AgentDisconnected,
     AgentMessage,
@@ -56,16 +56,23 @@ from unicron.messages import (
     decode,
     encode,
 )
-from unicron.runtime import keys, logs, requests
+from unicron.runtime import keys, requests
 from unicron.runtime.clock import clock_id, now_ms
-from unicron.runtime.ending import Ending, rise
-from unicron.runtime.files import write_atomically
-from unicron.runtime.journal_sqlite import JournalProblem, SqliteJournal
+from unicron.runtime.coordinator_settings import CoordinatorSettings
+from unicron.runtime.ending import Ending
+from unicron.runtime.journal_problem import JournalProblem, LeadershipLost
+from unicron.runtime.keyring import Caller, Callers, KeyRing
 from unicron.runtime.peers import Peers
 from unicron.runtime.probe import Probes
 from unicron.runtime.store_server import bind
 from unicron.runtime.timers import Timers
 from unicron.runtime.zap import Gatekeeper, serve_curve
+
+if TYPE_CHECKING:  # imported where metrics are wanted: they take longer than all else of a small daemon
+    from prometheus_client.core import Metric
+
+    from unicron.runtime.exposition import Exposition
+    from unicron.runtime.metrics_coordinator import CoordinatorMetrics
 
 ZAP_DOMAIN = "coordinator"
 MESSAGES_PER_TURN_MAX = 256
@@ -75,48 +82,76 @@ POLL_MS_MAX = 500.0
 HEARTBEAT_MS = 500  # ZeroMQ's own: a peer that went silent below TCP
 HEARTBEAT_TIMEOUT_MS = 2_000
 EXIT_JOURNAL = 74
+EXIT_FOLLOWED = 75  # another coordinator may decide now
+EXIT_RENEWED = 76  # its own key changed: begin again with it
 
 log = logging.getLogger("unicron.coordinator")
 
 
-class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """CONFIG.yaml of `unicron coordinator`."""
+class Journal(Protocol):
+    """What ``append`` returned from is durable; after a JournalProblem nothing more may be decided."""
 
-    listen: str = "127.0.0.1:7070"
-    keys: str = "keys"
-    journal: str = "journal.db"
-    journal_pages_max: int = 0  # of 4 KiB; 0: what the disk has
-    gpu: str = ""  # type of the slots (H100-80GB ...): what `unicron submit` models T(t, x) for; "": no GPUs
-    machine: CoordinatorConfig = CoordinatorConfig()
+    def entries(self) -> Iterator[bytes]: ...
+    def append(self, entries: Sequence[bytes]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Term(Protocol):
+    """A coordinator's right to decide, where there are several."""
+
+    offset_ms: float  # of the cluster's clock against our monotonic one
+
+    def require(self) -> None:
+        """JournalProblem when it may be over."""
 
 
 class CoordinatorProcess:
-    def __init__(self, settings: CoordinatorSettings, lifeline: int = -1) -> None:
+    def __init__(
+        self, settings: CoordinatorSettings, journal: Journal, ending: Ending, term: Term | None = None
+    ) -> None:
+        """The process closes the journal, also when this raises; the ending stays its owner's."""
+        self._journal, self._ending, self._term = journal, ending, term
         directory = Path(settings.keys)
-        pair = keys.load(directory / "coordinator.key")
-        config = msgspec.structs.replace(settings.machine, clock=clock_id(), gpu=settings.gpu or settings.machine.gpu)
+        try:
+            pair = keys.load(directory / "coordinator.key")
+        except keys.KeyProblem:
+            journal.close()
+            raise
+        config = msgspec.structs.replace(
+            settings.machine, clock="" if term else clock_id(), gpu=settings.gpu or settings.machine.gpu
+        )
         self._machine = CoordinatorMachine(config, random.getrandbits(32))
         self._timers = Timers()
         self._probes = Probes()
         self._seen: dict[str, WorkerStatus] = {}
         self._pending: dict[str, bytes] = {}  # request -> who asked
         self._num_requests = 0
-        self._ending = Ending(lifeline)
+        self._keys_of: dict[str, str] = {}  # node -> the key it showed last
+        self._heard_ms: dict[str, float] = {}  # node -> its last message
+        self._exposition: Exposition | None = None
+        self._metrics: CoordinatorMetrics | None = None
         self._last_reasons: dict[str, str] = {}
-        self._journal = SqliteJournal(Path(settings.journal), pages_max=settings.journal_pages_max)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = Gatekeeper(self._context)
-        for role in ("agent", "client"):
-            public = keys.load_public(str(directory / f"{role}.pub"))
-            self._gate.admit(ZAP_DOMAIN, public, role)
+        self._pair, self._ring = pair, KeyRing(directory)
+        self._callers = Callers(directory, self._gate, ZAP_DOMAIN)
         self._router = self._make_router(pair.secret)
         self._peers = Peers(self._router)
         host, _, port = settings.listen.rpartition(":")
         try:
             self.endpoint = bind(self._router, host or "127.0.0.1", int(port))
+            if settings.metrics:
+                self._expose(settings.metrics)
         except (OSError, ValueError):
             self.close()
             raise
+
+    def _expose(self, address: str) -> None:
+        from unicron.runtime.exposition import Exposition
+        from unicron.runtime.metrics_coordinator import CoordinatorMetrics
+
+        self._exposition = Exposition(address)
+        self._metrics = CoordinatorMetrics(self._exposition.registry)
 
     def _make_router(self, secret: str) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
@@ -130,12 +165,15 @@ class CoordinatorProcess:
     # ------------------------------------------------------------ loop
 
     def run(self) -> int:
-        self._ending.catch_signals()
-        rise()
         try:
             self._begin()
             while not self._ending.reason:
                 self._turn()
+                if self._ring.changed() and self._renew_keys():
+                    return EXIT_RENEWED
+        except LeadershipLost as problem:
+            log.warning("does not decide any more: %s", problem)
+            return EXIT_FOLLOWED
         except (JournalProblem, JournalUnreadable) as problem:
             log.error("%s", problem)
             sys.stderr.write(f"unicron coordinator: {problem}\n")
@@ -148,37 +186,79 @@ class CoordinatorProcess:
     def _begin(self) -> None:
         count = 0
         for entry in self._journal.entries():
-            self._machine.step(Replayed(decode_entry(entry)), now_ms())
+            self._machine.step(Replayed(decode_entry(entry)), self._now_ms())
             count += 1
         log.info("listening on %s, %d journal entries", self.endpoint, count)
+        if self._metrics is not None and self._exposition is not None:
+            self._metrics.begin(self._machine.state, self._now_ms())
+            self._exposition.watch(self._families, lambda: "")
         self._step(Started())
+        log.info("term %d begins", self._machine.state.term)
+
+    def _families(self) -> Iterable[Metric]:
+        assert self._metrics is not None
+        return self._metrics.families(self._machine.state, self._heard_ms, self._now_ms(), self._gate.num_refused)
+
+    def _now_ms(self) -> float:
+        """Of one clock for all coordinators of a cluster."""
+        return now_ms() + (self._term.offset_ms if self._term else 0.0)
+
+    def _require_term(self) -> None:
+        """Before anything is done: LeadershipLost when somebody else may decide by now."""
+        if self._term is not None:
+            self._term.require()
 
     def _turn(self) -> None:
         poller = zmq.Poller()
         for socket in (self._gate.socket, self._peers.monitor, self._router):
             poller.register(socket, zmq.POLLIN)
         self._ending.register(poller)
+        if self._exposition is not None:
+            poller.register(self._exposition.fileno(), zmq.POLLIN)
         for fd in self._probes.fds:
             poller.register(fd, zmq.POLLOUT)
         most_ms = 20.0 if self._probes.is_pending else POLL_MS_MAX
-        ready = dict(poller.poll(int(-(-self._timers.wait_ms(now_ms(), most_ms) // 1))))
+        ready = dict(poller.poll(int(-(-self._timers.wait_ms(self._now_ms(), most_ms) // 1))))
         self._ending.look(ready)
+        self._require_term()
         if self._gate.socket in ready:
             self._gate.serve()
+        if self._exposition is not None and self._exposition.fileno() in ready:
+            self._exposition.serve()
         self._read_messages()
         self._read_endings()
         writable = {fd for fd in self._probes.fds if fd in ready}
         for node, answer in self._probes.finished(writable):
             self._step(AgentProbed(node, answer))
-        while (name := self._timers.take_due(now_ms())) is not None:
+        while (name := self._timers.take_due(self._now_ms())) is not None:
             self._step(TimerFired(name))
 
     def _step(self, event: Event) -> None:
-        actions = self._machine.step(event, now_ms())
+        actions = self._machine.step(event, self._now_ms())
         entries = [encode_entry(a.entry) for a in actions if isinstance(a, WriteJournal)]
+        began = time.perf_counter()
         self._journal.append(entries)
+        if self._metrics is not None:
+            self._metrics.note_append(len(entries), time.perf_counter() - began)
         for action in actions:
             self._carry_out(action)
+
+    # ------------------------------------------------------------ keys
+
+    def _renew_keys(self) -> bool:
+        """The directory changed. True: our own pair did, so we must listen anew."""
+        try:
+            self._callers.renew()
+            is_new = keys.load(self._ring.directory / "coordinator.key") != self._pair
+        except keys.KeyProblem as problem:
+            log.error("the keys changed and cannot be used: %s; the former ones stay", problem)
+            return False
+        log.info("the keys changed%s", ": listens anew" if is_new else "")
+        for node, key in [*self._keys_of.items()]:
+            caller = self._callers.find(key)
+            if caller is None:
+                self._callers.cut(key, self._peers.fd_of(node))
+        return is_new
 
     # ------------------------------------------------------------ what arrives
 
@@ -192,24 +272,33 @@ class CoordinatorProcess:
                 log.warning("refused: message of %d frames", len(frames))
                 continue
             identity = frames[0].bytes
+            key = str(frames[1].get("User-Id"))
+            caller = self._callers.find(key)
+            if caller is None:
+                self._callers.cut(key, int(frames[1].get(zmq.SRCFD)))
+                continue
             try:
                 message = decode(frames[1].bytes)
             except MessageRefused as error:
                 log.warning("refused %s: %s", type(error).__name__, error)
-                self._answer_refusal(identity, str(frames[1].get("User-Id")), str(error))
+                self._answer_refusal(identity, caller.role, str(error))
                 continue
-            self._dispatch(identity, frames[1], message)
+            self._dispatch(identity, frames[1], message, caller)
 
-    def _dispatch(self, identity: bytes, frame: Any, message: Any) -> None:
-        role = frame.get("User-Id")
+    def _dispatch(self, identity: bytes, frame: Any, message: Any, caller: Caller) -> None:
+        role = caller.role
         if role == "client" and isinstance(message, Request):
             self._serve_request(identity, message)
+        elif caller.node and isinstance(message, AgentHello) and message.node != caller.node:
+            log.warning("refused: hello of %s with the key of %s", message.node, caller.node)
         elif role == "agent" and isinstance(message, AgentHello):
             # What the monitor knows so far is older than this hello: read it first, lest the end of
             # an earlier connection with the same descriptor is taken for this one's.
             self._read_endings()
             self._peers.hello(message.node, identity, int(frame.get(zmq.SRCFD)))
+            self._keys_of[message.node] = str(frame.get("User-Id"))
             self._note_statuses(message.workers)
+            self._heard_ms[message.node] = self._now_ms()
             self._step(AgentMessage(message.node, message))
             if not self._peers.is_open(message.node):
                 self._step(AgentDisconnected(message.node))
@@ -218,6 +307,7 @@ class CoordinatorProcess:
             if node is None:
                 log.warning("refused: %s of a connection without hello", type(message).__name__)
                 return
+            self._heard_ms[node] = self._now_ms()
             if isinstance(message, AgentHeartbeat):
                 self._note_statuses(message.workers)
             elif isinstance(message, WorkerUp):
@@ -243,7 +333,7 @@ class CoordinatorProcess:
         self._num_requests += 1
         request_id = f"r{self._num_requests}"
         try:
-            answer = requests.answer(request, request_id, self._machine.state, self._seen, now_ms())
+            answer = requests.answer(request, request_id, self._machine.state, self._seen, self._now_ms())
         except Exception as error:  # looking at the state changed nothing: the look failed, not the deciding
             log.exception("cannot answer %s", request.verb)
             answer = Reply(False, f"the coordinator cannot answer {request.verb}: {error!r}; its log says more")
@@ -281,10 +371,14 @@ class CoordinatorProcess:
                 asker = self._pending.pop(request_id, None)
                 if asker is not None:
                     self._send(asker, reply)
-            case WriteJournal() | RecordIncident() | Refused():
+            case RecordIncident(incident):
+                if self._metrics is not None:
+                    self._metrics.note_incident(incident, self._now_ms())
+            case WriteJournal() | Refused():
                 pass
 
     def _send(self, identity: bytes, message: Any) -> None:
+        self._require_term()
         try:
             self._router.send_multipart((identity, encode(message)), zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -314,38 +408,10 @@ class CoordinatorProcess:
             log.info("%s: %s", key, action.reason)
 
     def close(self) -> None:
+        if self._exposition is not None:
+            self._exposition.close()
         self._probes.close()
         self._peers.close()
         self._gate.close()
         self._context.destroy(linger=200)  # the last reply goes out
         self._journal.close()
-        self._ending.close()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """For a local cluster: python -m unicron.runtime.coordinator_process (people use the command
-    line).
-    """
-    parser = argparse.ArgumentParser(prog="python -m unicron.runtime.coordinator_process")
-    parser.add_argument("--config", type=Path, required=True, help="CoordinatorSettings as JSON")
-    parser.add_argument("--log", type=Path)
-    parser.add_argument("--lifeline", type=int, default=-1)
-    parser.add_argument("--ready", type=Path, help="file that gets the endpoint once it listens")
-    options = parser.parse_args(arguments)
-    logs.set_up(options.log)
-    settings = msgspec.json.decode(options.config.read_bytes(), type=CoordinatorSettings)
-    try:
-        process = CoordinatorProcess(settings, options.lifeline)
-    except JournalProblem as problem:
-        sys.stderr.write(f"unicron coordinator: {problem}\n")
-        return EXIT_JOURNAL
-    except (OSError, keys.KeyProblem) as problem:
-        sys.stderr.write(f"unicron coordinator: {problem}\n")
-        return 1
-    if options.ready:
-        write_atomically(options.ready, process.endpoint)
-    return process.run()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

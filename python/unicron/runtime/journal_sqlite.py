@@ -14,27 +14,11 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from unicron.runtime.journal_problem import JournalBroken, JournalFull, JournalLocked, JournalProblem
+
 LOCK_WAIT_S = 2.0  # a predecessor that is just dying still holds its lock for a moment
 SCHEMA_VERSION = 1
 ENTRY_BYTES_MAX = 8 << 20
-
-
-class JournalProblem(Exception):
-    """The journal cannot be used; the text says why and what to do. Nothing may be decided any
-    more.
-    """
-
-
-class JournalLocked(JournalProblem):
-    pass
-
-
-class JournalFull(JournalProblem):
-    pass
-
-
-class JournalBroken(JournalProblem):
-    pass
 
 
 class SqliteJournal:

@@ -117,3 +117,8 @@ def make_directory(directory: Path, *, replace: bool = False) -> dict[str, KeyPa
     for role, pair in pairs.items():
         save(pair, directory / f"{role}.key", replace=replace)
     return pairs
+
+
+def load_directory(directory: Path) -> dict[str, KeyPair]:
+    """The four pairs, as they were made."""
+    return {role: load(directory / f"{role}.key") for role in ROLES}

@@ -33,7 +33,7 @@ from unicron.runtime.client import (
     CoordinatorClient,
     CoordinatorSilent,
 )
-from unicron.runtime.coordinator_process import CoordinatorSettings
+from unicron.runtime.coordinator_settings import CoordinatorSettings
 
 START_S_MAX = 120.0
 STOP_S_MAX = 5.0
@@ -79,15 +79,22 @@ class LocalCluster:
         environment: Mapping[str, str] | None = None,
         coordinator: CoordinatorConfig | None = None,
         agent_bounds: Mapping[str, float] | None = None,
+        metrics: Mapping[str, str] | None = None,
+        nodes: Sequence[str] = (),
+        state: Path | None = None,
     ) -> None:
-        """log_dir: of the daemons (None: inside the cluster's directory, gone with it)."""
-        self.nodes = tuple(f"n{index}" for index in range(num_agents))
+        """log_dir: of the daemons (None: inside the cluster's directory, gone with it). metrics: address of a daemon's
+        (coordinator, n0, ...); no other has one. nodes: their names. state: where keys and journal are kept (None:
+        inside the cluster's directory)."""
+        self.nodes = tuple(nodes) or tuple(f"n{index}" for index in range(num_agents))
         self._slots = slots
         self._understudies = understudies
         self._imports = imports
         self._coordinator_config = coordinator or CoordinatorConfig()
         self._agent_bounds = dict(agent_bounds or {})
+        self._metrics = dict(metrics or {})
         self.directory = Path(tempfile.mkdtemp(prefix=LOCAL_PREFIX))
+        self.state = state or self.directory
         self.log_dir = log_dir or self.directory / "logs"
         self._environment = {
             **DEFAULT_ENVIRONMENT,
@@ -104,7 +111,8 @@ class LocalCluster:
         self._last_workers: list[LiveWorker] = []
         self._lifeline_end, self._lifeline = os.pipe()  # both close on exec; children get the first
         self._janitor = self._start_janitor()
-        self._pairs = keys.make_directory(self.directory / "keys")
+        known = self.state / "keys"
+        self._pairs = keys.load_directory(known) if known.is_dir() else keys.make_directory(known)
 
     # ------------------------------------------------------------ life of the cluster
 
@@ -182,16 +190,17 @@ class LocalCluster:
         """First time, or again after ``kill_coordinator``: same port, same journal."""
         settings = CoordinatorSettings(
             listen=self._address,
-            keys=str(self.directory / "keys"),
-            journal=str(self.directory / "journal.db"),
+            keys=str(self.state / "keys"),
+            journal=str(self.state / "journal.db"),
             journal_pages_max=self.journal_pages_max,
+            metrics=self._metrics.get("coordinator", ""),
             machine=self._coordinator_config,
         )
         ready = self.directory / ADDRESS_FILE
         ready.unlink(missing_ok=True)
         config = self._write_config("coordinator", settings)
         log = ["--log", str(self.log_dir / "coordinator.log"), "--ready", str(ready)]
-        self._start("coordinator", "unicron.runtime.coordinator_process", [*config, *log])
+        self._start("coordinator", "unicron.runtime.coordinator_daemon", [*config, *log])
         deadline = time.monotonic() + START_S_MAX
         while not ready.exists():
             self._check_alive("coordinator")
@@ -211,12 +220,13 @@ class LocalCluster:
         settings = AgentSettings(
             node=node,
             coordinator=self._address,
-            keys=str(self.directory / "keys"),
+            keys=str(self.state / "keys"),
             slots=self._slots,
             understudies=self._understudies,
             run_dir=str(self.directory / node),
             template=str(self._template_socket),
             incarnation=self._incarnations[node],
+            metrics=self._metrics.get(node, ""),
             machine=self._agent_bounds,
         )
         log = self.log_dir / f"{node}.{self._incarnations[node]}.log"
@@ -391,13 +401,16 @@ class LocalCluster:
         return {"CUDA_VISIBLE_DEVICES": ",".join(str((first + slot) % count) for slot in range(self._slots))}
 
     def _start(self, name: str, module: str, arguments: Sequence[str]) -> None:
+        self._spawn(name, [sys.executable, "-m", module, *arguments, "--lifeline", str(self._lifeline_end)])
+
+    def _spawn(self, name: str, command: Sequence[str]) -> None:
         old = self._daemons.get(name)
         if old is not None and old.poll() is None:
             raise ClusterProblem(f"{name} is running already")
         self.log_dir.mkdir(parents=True, exist_ok=True)
         with (self.log_dir / f"{name}.err").open("ab") as errors:
             self._daemons[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, "--lifeline", str(self._lifeline_end)],
+                command,
                 env={**self._environment, **self._gpus_of(name)},
                 stdin=subprocess.DEVNULL,
                 stdout=errors,

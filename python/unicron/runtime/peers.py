@@ -41,6 +41,10 @@ class Peers:
     def identity_of(self, node: str) -> bytes | None:
         return self._identity_of_node.get(node)
 
+    def fd_of(self, node: str) -> int:
+        """-1: none."""
+        return self._fd_of_node.get(node, -1)
+
     def is_open(self, node: str) -> bool:
         """False when the connection ended before its hello was read."""
         return self._is_open.get(self._fd_of_node.get(node, -1), False)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from unicron.coordinator.job import Job
-from unicron.runtime.client import CoordinatorSilent
+from unicron.runtime.client import CoordinatorRefused, CoordinatorSilent
 from unicron.runtime.local_cluster import OVER, LocalCluster
+from unicron.runtime.slurm import EXIT_REQUEUE
 
 LOOK_S = 0.2
 EXITS_S_MAX = 35.0  # after the decision: the coordinator's own bound for the last exits is 30 s
@@ -65,6 +66,8 @@ class Watch:
     state: Callable[[dict[str, Any]], None] = lambda row: None
     incident: Callable[[dict[str, Any]], None] = lambda incident: None
     restarted: Callable[[str], None] = lambda daemon: None
+    notice: Callable[[], str] = lambda: ""  # why the slots will be gone soon: the task saves and leaves
+    refused: Callable[[str], None] = lambda text: None  # it cannot
 
 
 @dataclass
@@ -79,9 +82,11 @@ class Result:
 
 
 def run_task(cluster: LocalCluster, job: Job, watch: Watch) -> Result:
-    """Submit, watch until it is over, and say how it ended. The cluster is the caller's to stop."""
+    """Submit, watch until it is over or has left on a notice, and say how it ended. The cluster is the caller's to
+    stop."""
     start = time.monotonic()
-    task = cluster.submit(job)
+    task = submit_or_go_on(cluster, job)
+    notice = ""
     known: dict[str, str | None] = {}
     incidents: dict[str, dict[str, Any]] = {}
     ended_at = 0.0
@@ -98,6 +103,10 @@ def run_task(cluster: LocalCluster, job: Job, watch: Watch) -> Result:
         except CoordinatorSilent:
             continue  # it is tended to in the next turn
         watch.state(row)
+        if not notice and (notice := watch.notice()):
+            _leave(cluster, task, watch)
+        if notice and row["phase"] == "suspended":
+            break
         if row["outcome"] and not ended_at:
             ended_at = time.monotonic()
         if row["phase"] in OVER or (ended_at and time.monotonic() - ended_at > EXITS_S_MAX):
@@ -105,9 +114,28 @@ def run_task(cluster: LocalCluster, job: Job, watch: Watch) -> Result:
         time.sleep(LOOK_S)
     found = list(incidents.values())
     seconds = time.monotonic() - start
+    if row["phase"] == "suspended":
+        return Result(task, "suspended", notice, EXIT_REQUEUE, seconds, False, found)
     code = exit_code(row["outcome"], row["cause"], found)
     never_joined = job.managed and row["epoch"] == 0 and row["outcome"] == "done"
     return Result(task, row["outcome"], row["cause"], code, seconds, never_joined, found)
+
+
+def submit_or_go_on(cluster: LocalCluster, job: Job) -> str:
+    """A journal that outlived an earlier run knows the task: it goes on where it was."""
+    known = next((row for row in cluster.ask("ps") if row["task"] == job.name), None)
+    if known is None or known["phase"] in OVER:
+        return cluster.submit(job)
+    if known["phase"] == "suspended":
+        cluster.resume(job.name)
+    return job.name
+
+
+def _leave(cluster: LocalCluster, task: str, watch: Watch) -> None:
+    try:
+        cluster.suspend(task)
+    except CoordinatorRefused as problem:
+        watch.refused(str(problem))
 
 
 def exit_code(outcome: str, cause: str, incidents: list[dict[str, Any]]) -> int:

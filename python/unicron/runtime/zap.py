@@ -9,13 +9,18 @@ that is a dictionary's look-up.
 
 from __future__ import annotations
 
+import logging
 import struct
+from collections.abc import Mapping
 
 import zmq
 from zmq.utils import z85
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 REQUESTS_PER_TURN_MAX = 256
+REFUSED_KEPT_MAX = 1000
+
+log = logging.getLogger("unicron.keys")
 
 
 class Gatekeeper:
@@ -29,6 +34,11 @@ class Gatekeeper:
         self.socket.linger = 0
         self.socket.bind(ZAP_ENDPOINT)
         self.num_refused = 0
+        self._refused: set[bytes] = set()  # keys whose refusal was said
+
+    def replace(self, domain: str, names: Mapping[str, str]) -> None:
+        """{public key: name}: these and no others may connect from now on."""
+        self._names[domain.encode()] = {z85.decode(key.encode()): name for key, name in names.items()}
 
     def admit(self, domain: str, public: str, name: str) -> None:
         """Let the owner of this public key in; messages from it carry ``name`` as their User-Id."""
@@ -51,8 +61,17 @@ class Gatekeeper:
             name = self._names.get(domain, {}).get(frames[6])
         if name is None:
             self.num_refused += 1
+            self._say_once(frames)
             return [b"1.0", request_id, b"400", b"key not admitted", b"", b""]
         return [b"1.0", request_id, b"200", b"OK", name.encode(), b""]
+
+    def _say_once(self, frames: list[bytes]) -> None:
+        """It tries again and again."""
+        key = frames[6] if len(frames) == 7 else b""
+        if key not in self._refused and len(self._refused) < REFUSED_KEPT_MAX:
+            self._refused.add(key)
+            shown = z85.encode(key).decode()[:8] + "..." if len(key) == 32 else "none"
+            log.warning("refused: key %s from %s is not admitted", shown, frames[3].decode(errors="replace"))
 
     def close(self) -> None:
         self.socket.close(0)

@@ -102,6 +102,8 @@ class AgentHost:
                 self.timers.cancel(action.name)
             case ask.Refused():
                 self.world.log(self.node, f"refused {action.name}: {action.reason}")
+            case ask.LeaveCoordinator():
+                self.world.violate(f"agent {self.node}: leaves its coordinator: {action.reason}")  # there is one only
             case ask.WatchWorker() | ask.ReleaseSlot() | ask.ArmPulse():
                 pass
 

@@ -1,0 +1,113 @@
+"""The life of `unicron run`: a cluster of its own, here or in a Slurm allocation, for one task."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unicron.cli.common import Problem, print_json
+from unicron.cli.run_view import RunView
+from unicron.coordinator.job import Job
+from unicron.runtime import slurm
+from unicron.runtime.local_cluster import ClusterProblem, LocalCluster
+from unicron.runtime.runner import Watch, run_task
+from unicron.runtime.slurm_cluster import SlurmCluster
+
+HINT = (
+    "this script does not join unicron: it is supervised, and after a failure all of its workers"
+    " start again. With unicron.join() in it the interrupted iteration would be finished instead"
+    " (docs/TRAINING.md)"
+)
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOTICE = signal.SIGUSR1
+
+
+@dataclass
+class Run:
+    job: Job
+    agents: int
+    slots: int
+    imports: str
+    quiet: bool
+    json: bool
+    _notice: list[str] = field(default_factory=list)
+
+    def here(self) -> int:
+        """On this machine."""
+        logs = Path(self.job.log_dir)
+        return self._life(
+            lambda: LocalCluster(
+                self.agents, self.slots, self.job.understudies, imports=self.imports, log_dir=logs / ".unicron"
+            ),
+            lambda view: view.watch(),
+        )
+
+    def in_allocation(self, allocation: slurm.Allocation, drains: bool) -> int:
+        """On all its nodes; those that the task does not need stand by."""
+        state = Path(self.job.log_dir) / f".unicron-{allocation.job}"
+
+        def watch(view: RunView) -> Watch:
+            watched = view.watch()
+
+            def incident(found: dict[str, Any]) -> None:
+                shown(found)
+                if found["severity"] == "SEV1" and found["outcome"] and found["root"]["node"]:
+                    view.say(drain(found["root"]["node"], found["cause"] or found["fault"], drains))
+
+            shown, watched.incident = watched.incident, incident
+            watched.notice = lambda: self._notice[0] if self._notice else ""
+            watched.refused = lambda text: view.say(f"cannot save before the end: {text}")
+            return watched
+
+        signal.signal(NOTICE, lambda number, _: self._notice.append(signal.Signals(number).name))
+        return self._life(
+            lambda: SlurmCluster(
+                allocation, self.slots, self.job.understudies, state=state, imports=self.imports,
+                log_dir=state / "daemons",
+            ),
+            watch,
+        )  # fmt: skip
+
+    def _life(self, new: Callable[[], LocalCluster], watch: Callable[[RunView], Watch]) -> int:
+        def interrupted(number: int, _: object) -> None:
+            raise SystemExit(128 + number)
+
+        for number in ENDS:
+            signal.signal(number, interrupted)
+        logs = Path(self.job.log_dir)
+        cluster = new()
+        view = RunView(logs / self.job.name, quiet=self.quiet, to_stderr=self.json)
+        try:
+            view.say("starting")
+            cluster.start()
+            result = run_task(cluster, self.job, watch(view))
+        except ClusterProblem as problem:
+            raise Problem(str(problem)) from None
+        finally:
+            for number in (*ENDS, NOTICE):
+                signal.signal(number, signal.SIG_IGN)  # nothing may cut the cleaning short
+            view.close()
+            cluster.stop()
+        if result.never_joined:
+            sys.stderr.write(f"unicron run: {HINT}\n")
+        if self.json:
+            print_json({**vars(result), "log_dir": str(logs / self.job.name)})
+        else:
+            view.summary(result)
+        return result.exit_code
+
+
+def drain(node: str, reason: str, drains: bool) -> str:
+    """What was done about a node that failed, or what a person may do."""
+    if not drains:
+        words = " ".join(f"'{word}'" if " " in word else word for word in slurm.drain_words(node, reason))
+        return f"{node} failed; to keep other jobs off it: scontrol {words}"
+    try:
+        slurm.drain(node, reason)
+    except slurm.SlurmProblem as problem:
+        return f"{node} failed, and could not be drained: {problem}"
+    return f"{node} failed, and is drained"

@@ -1,0 +1,30 @@
+"""The coordinator's file, as a struct."""
+
+from __future__ import annotations
+
+import msgspec
+
+from unicron.coordinator.config import CoordinatorConfig
+
+
+class EtcdSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    endpoints: tuple[str, ...]  # host:port of the members
+    prefix: str = "unicron"  # of all keys of this cluster
+    lease_s: int = 10  # a leader that is not heard for so long has a successor
+    request_s: float = 2.0  # one call of one member
+    ca: str = ""  # of the members' certificates; "": no TLS
+    certificate: str = ""  # ours, where the members want one
+    key: str = ""
+
+
+class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CONFIG.yaml of `unicron coordinator`."""
+
+    listen: str = "127.0.0.1:7070"
+    keys: str = "keys"
+    journal: str = "journal.db"
+    etcd: EtcdSettings | None = None  # the journal of several coordinators; then `journal` is not used
+    journal_pages_max: int = 0  # of 4 KiB; 0: what the disk has
+    metrics: str = "127.0.0.1:7071"  # /metrics, /healthz, /readyz; "": none. Whoever reaches it reads it
+    gpu: str = ""  # type of the slots (H100-80GB ...): what `unicron submit` models T(t, x) for; "": no GPUs
+    machine: CoordinatorConfig = CoordinatorConfig()

@@ -1,0 +1,114 @@
+"""Which of several coordinators decides: who holds the leader key, under a lease of etcd.
+
+    waiting --the key is absent, and ours is put there--> leading --its lease ran out, or is given back--> waiting
+
+A leader knows by its own clock until when nobody else can have followed: from before the last refresh that was
+answered, the lease's length less what agents need to drop a silent connection (``SILENCE_S``). Past that moment it
+does not act, whatever made it late: frozen, cut off, asleep. So when a successor begins, the leader before it has
+stopped, and no agent holds a line to it any more. What it writes is fenced apart: each transaction on the journal
+requires that the leader key is still the very one (create revision) that it put there.
+
+The lease is refreshed by a thread with a client of its own: neither a long step nor a slow write may lose it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+
+from unicron.runtime.coordinator_link import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+from unicron.runtime.coordinator_settings import EtcdSettings
+from unicron.runtime.etcd import Etcd, EtcdProblem, is_absent, put, read, value_of
+from unicron.runtime.journal_problem import LeadershipLost
+
+SILENCE_S = (HEARTBEAT_MS + HEARTBEAT_TIMEOUT_MS) / 1000
+LEASE_S_MIN = 5  # SILENCE_S, and as much again to refresh it in
+RETRY_S = 0.25
+
+
+class Leadership:
+    """The key that we hold. ``close`` gives it back at once."""
+
+    def __init__(self, settings: EtcdSettings, lease: int, revision: int, granted_s: float) -> None:
+        self.offset_ms = 0.0  # of the cluster's clock against our monotonic one
+        self.key = leader_key(settings)
+        self.revision = revision  # fences what we write
+        self._span_s = settings.lease_s - SILENCE_S
+        self._until_s = granted_s + self._span_s
+        self._lease = lease
+        self._etcd = Etcd(settings)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+        self._thread.start()
+
+    def require(self) -> None:
+        """LeadershipLost when somebody else may lead by now."""
+        late_s = clock_s() - self._until_s
+        if late_s >= 0:
+            raise LeadershipLost(f"its lease was not refreshed in time: {late_s:.1f} s too late to decide")
+
+    @property
+    def left_s(self) -> float:
+        return self._until_s - clock_s()
+
+    def lose(self) -> None:
+        """It is known that the key is not ours any more."""
+        self._until_s = float("-inf")
+
+    def _keep(self) -> None:
+        wait_s = 0.0
+        while not self._stop.wait(wait_s):
+            began_s = clock_s()
+            try:
+                if not self._etcd.refresh(self._lease):
+                    self.lose()
+                    return
+            except EtcdProblem:
+                wait_s = RETRY_S
+                continue
+            self._until_s = max(self._until_s, began_s + self._span_s)
+            wait_s = self._span_s / 4
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(2 * self._etcd.settings.request_s)
+        if not self._thread.is_alive():
+            self.lose()
+            with contextlib.suppress(EtcdProblem):  # then it ends by itself
+                self._etcd.revoke(self._lease)
+            self._etcd.close()
+
+
+def leader_key(settings: EtcdSettings) -> str:
+    return f"{settings.prefix}/leader"
+
+
+def try_to_lead(etcd: Etcd, name: str) -> Leadership | str:
+    """The leadership, or who has it. EtcdProblem when etcd does not say."""
+    settings = etcd.settings
+    key = leader_key(settings)
+    found = etcd.get(key)
+    if found is not None:
+        return found[0].decode(errors="replace")
+    granted_s = clock_s()
+    lease = etcd.grant()
+    won, answers = etcd.transaction([is_absent(key)], [put(key, name.encode(), lease), read(key)], [read(key)])
+    kvs = answers[-1].get("response_range", {}).get("kvs", ()) if answers else ()
+    if not won or not kvs:
+        with contextlib.suppress(EtcdProblem):
+            etcd.revoke(lease)
+        return value_of(kvs[0])[0].decode(errors="replace") if kvs else "another coordinator"
+    return Leadership(settings, lease, value_of(kvs[0])[1], granted_s)
+
+
+def own_name(address: str) -> str:
+    """For people: who leads."""
+    return f"{socket.gethostname()} pid {os.getpid()} at {address}"
+
+
+def clock_s() -> float:
+    """Goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
