@@ -33,8 +33,9 @@ PYTHON_LAYERS = {
     "_core": set(),
     "types": set(),
     "messages": {"types"},
-    "coordinator": {*_PURE, "planner"},  # its decisions: pure functions too
-    "agent": _PURE,
+    # planner: its decisions, pure functions too; of the core its statistics, values without a world
+    "coordinator": {*_PURE, "planner", "diagnosis", "_core"},
+    "agent": {*_PURE, "_core"},
     "healing": _PURE,
     "diagnosis": {"types"},
     "planner": {*_PURE, "_core"},  # of the core its arithmetic: pure functions of their arguments

@@ -150,6 +150,9 @@ def wait_owner_gone(pid: int, timeout_ms: int) -> bool:
 def process_state(pid: int) -> str:
     """State letter of /proc/PID/stat ('T' stopped, 't' traced, 'Z', ...), '' when gone."""
 
+def thread_times(pid: int, tid: int) -> tuple[int, int] | None:
+    """(ns it ran, ns it was runnable and had no processor) of one thread since it began; None when that is unknown."""
+
 def connected_sockets() -> list[tuple[int, int]]:
     """(descriptor, inode) of this process's connected, not listening, stream sockets (AF_INET/AF_INET6).
 
@@ -545,5 +548,5 @@ class PaceTable:
     def replay(
         self, num_ranks: int, first: int, compute_ms: object, waits_ms: object, look_every: int
     ) -> list[tuple[int, str, int]]:
-        """Add whole iterations (float64 [iteration][rank] and [iteration][rank][kind]); (iteration, kind, index) of what
-        came to be slow."""
+        """Add whole iterations (float64 [iteration][rank] and [iteration][rank][kind]); (iteration, kind, index) of
+        what came to be slow."""

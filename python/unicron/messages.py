@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from unicron.types import EpochPlan, Layout, Rank, Stage
+from unicron.types import Budgets, Cpu, EpochPlan, Layout, Rank, Stage
 
 PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 4 << 20
@@ -209,11 +209,26 @@ class AgentHello(_Message, frozen=True):
     clock: str = ""  # whose monotonic clock this agent reads; equal on one machine
 
 
+class PaceSample(_Message, frozen=True):
+    """One committed iteration of one worker, as its pulse page tells."""
+
+    iteration: int
+    compute_ms: float  # of one micro-batch, without waiting in collectives
+    waits_ms: tuple[float, ...]  # by types.WaitKind
+
+
+class WorkerPace(_Message, frozen=True):
+    worker: str
+    rank: Rank
+    samples: tuple[PaceSample, ...]
+
+
 class AgentHeartbeat(_Message, frozen=True):
     node: str
     incarnation: int
     sequence: int
     workers: tuple[WorkerStatus, ...] = ()
+    paces: tuple[WorkerPace, ...] = ()  # since the last heartbeat
 
 
 class WorkerUp(_Message, frozen=True):
@@ -265,7 +280,7 @@ class WorkerContinued(_Message, frozen=True):
 
 
 class WorkerStalled(_Message, frozen=True):
-    """The loop did not advance for stalled_ms, budget_ms being 3 x the usual of this stage."""
+    """The loop did not advance for stalled_ms. First a suspicion (1.5 x the usual of this stage), then sure (3 x)."""
 
     node: str
     task: str
@@ -279,6 +294,9 @@ class WorkerStalled(_Message, frozen=True):
     budget_ms: float
     fault_ns: int
     seen_ns: int
+    is_sure: bool = True  # no other evidence is asked for, besides a second signal
+    usual_ms: float = 0.0  # 0: a bound that was declared, not learned
+    cpu: Cpu = Cpu.UNKNOWN
 
 
 class WorkerExited(_Message, frozen=True):
@@ -316,6 +334,7 @@ class TaskSpec(_Message, frozen=True):
     checkpoint_every: int  # 0: never
     stopped_grace_ms: int
     stall_factor: float
+    budgets: Budgets
     managed: bool  # False: a torchrun script that never joins: supervised and restarted only
     restart_count: int = 0
 
@@ -395,6 +414,7 @@ class Reply(_Message, frozen=True):
 
 
 AnyMessage = (
+    PaceSample | WorkerPace |
     WorkerHello | WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
     | ArenaRequest | WorkerWelcome | ArenaGrant | Fork | Forked | ChildStatus | WorkerStatus | AgentHello
     | AgentHeartbeat | WorkerUp | WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerExited

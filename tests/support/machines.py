@@ -38,7 +38,7 @@ from unicron.messages import (
     WorkerStopped,
     WorkerUp,
 )
-from unicron.types import EpochPlan, Layout, Stage
+from unicron.types import Budgets, EpochPlan, Layout, Stage
 
 TASK = "t"
 
@@ -257,6 +257,12 @@ class Agent:
         at_ms = self.machine.state.timers[timer]
         self.feed(agent_on.TimerFired(timer), after_ms=max(at_ms - self.now_ms, 0.0))
 
+    def beat(self) -> AgentHeartbeat:
+        self.fire("heartbeat/coordinator")
+        (beat,) = self.said(AgentHeartbeat)
+        assert isinstance(beat, AgentHeartbeat)
+        return beat
+
     def live(self, *workers: tuple[str, int, int, bool]) -> None:
         """Start these and bring them to READY."""
         self.feed(agent_on.CoordinatorConnected())
@@ -269,8 +275,9 @@ class Agent:
 
 def spec(*, managed: bool = True) -> TaskSpec:
     return TaskSpec(
-        TASK, ("train.py",), "/tmp", {}, Layout(dp=2, num_micro_batches=4), "/log", "ckpt", 5, 0, 3.0, managed
-    )
+        TASK, ("train.py",), "/tmp", {}, Layout(dp=2, num_micro_batches=4), "/log", "ckpt", 5, 0, 3.0, Budgets(),
+        managed,
+    )  # fmt: skip
 
 
 def pulse(**fields: Any) -> agent_on.Pulse:

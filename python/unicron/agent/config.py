@@ -26,9 +26,8 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_ms_max: float = 300_000.0  # STARTING: imports, model
     idle_ms_max: float = 120_000.0  # the script's own code between iterations
     heal_ms_max: float = 60_000.0
-    evaluate_ms_max: float = 3_600_000.0
-    save_ms_max: float = 1_800_000.0
-    usual_kept_max: int = 16  # samples per stage
+    sample_ms_max: float = 1_000.0  # of a gap between two samples that counts as watched
+    pace_kept_max: int = 64  # committed iterations of a worker between two heartbeats
     # queues
     reports_kept_max: int = 256  # what a coordinator that comes back is told again
     workers_max: int = 256

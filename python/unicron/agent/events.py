@@ -35,6 +35,24 @@ WorkerSays = WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Heal
 
 
 @dataclass(frozen=True, slots=True)
+class IterationSums:
+    """A worker's sums since it began, at a commit: the difference of two is exact, whatever lies between them."""
+
+    iteration: int
+    compute_ns: int  # without waiting in collectives
+    micro_batches: int
+    waits_ns: tuple[int, ...]  # by types.WaitKind
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadTimes:
+    """What the kernel says of one thread, in ms since it began."""
+
+    ran_ms: float
+    starved_ms: float  # runnable, and another had the processor
+
+
+@dataclass(frozen=True, slots=True)
 class Pulse:
     """A pulse page as read at one moment (_core.PulsePage)."""
 
@@ -46,6 +64,12 @@ class Pulse:
     waiting: bool
     fault_ns: int = 0
     committed_iteration: int = -1
+    declared_ms: float = 0.0  # the script's own bound for what it does
+    # since the last sample
+    intervals: tuple[tuple[int, int, float], ...] = ()  # (stage, iteration, ms) that ended
+    iterations: tuple[IterationSums, ...] = ()  # that were committed
+    # of the loop's thread, read only while the loop stands still
+    thread: ThreadTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ itself does not outlive its incarnation: a new agent finds no workers, because w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from unicron.agent import arenas, lives
 from unicron.agent.actions import Action, ArmPulse, SendCoordinator, SendWorker
 from unicron.agent.config import AgentConfig
@@ -43,6 +45,7 @@ from unicron.messages import (
     SaveAndHold,
     StartWorkers,
     StopTask,
+    WorkerPace,
 )
 
 EARLY_MS = 0.5  # hosts round timers
@@ -203,6 +206,8 @@ class AgentMachine:
     def _end(self, task: str, reason: str) -> None:
         self.state.ended[task] = reason
         self.state.plans.pop(task, None)
+        for key in [key for key in self.state.times if key[0] == task]:
+            del self.state.times[key]
         while len(self.state.ended) > self.config.reports_kept_max:
             del self.state.ended[next(iter(self.state.ended))]
 
@@ -241,6 +246,12 @@ class AgentMachine:
             case _:
                 raise AssertionError(f"unknown timer {name}")
 
+    def _paces(self) -> Iterator[WorkerPace]:
+        for worker in self.state.workers.values():
+            if worker.pace and not worker.is_dead and not worker.waiting:
+                yield WorkerPace(worker.name, worker.rank, tuple(worker.pace))
+            worker.pace.clear()
+
     def _beat(self, step: Step) -> None:
         if not self.state.is_connected:
             return  # the next connection starts them again
@@ -250,6 +261,7 @@ class AgentMachine:
             incarnation=self.config.incarnation,
             sequence=self.state.sequence,
             workers=tuple(w.status() for w in self.state.workers.values() if not w.is_dead),
+            paces=tuple(self._paces()),
         )
         step.actions.append(SendCoordinator(beat, "alive"))
         step.set_timer("heartbeat", "coordinator", self.config.heartbeat_ms, "the next one")

@@ -9,6 +9,7 @@ import msgspec
 from unicron.coordinator.diagnosis import is_explained
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.lifecycle import stop_task
+from unicron.coordinator.observing import note_going_on, observe
 from unicron.coordinator.starting import restart_all
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.coordinator.step import Step
@@ -140,16 +141,19 @@ def on_stopped(step: Step, task: TaskState, message: WorkerStopped) -> None:
 
 
 def end_stopped(step: Step, task: TaskState, worker: WorkerState) -> None:
-    if worker.phase is WorkerPhase.ENDING:
+    if worker.phase is WorkerPhase.ENDING or worker.observed:
         return
     reason = f"stopped for longer than its grace of {task.job.stopped_grace_ms} ms"
+    opened = Incident(
+        id="", task=task.name, fault="stopped", severity=Severity.SEV2, node=worker.node,
+        rank=worker.rank, method=Method.PROCESS, opened_ms=worker.stopped_ms or step.now_ms,
+        worker=worker.name, incarnation=worker.incarnation, cause=reason,
+        detect_ms=worker.stop_detect_ms,
+    )  # fmt: skip
+    if task.job.observe_only:
+        observe(step, worker, opened)
+        return
     if is_member(task, worker) and not task.is_restarting:
-        opened = Incident(
-            id="", task=task.name, fault="stopped", severity=Severity.SEV2, node=worker.node,
-            rank=worker.rank, method=Method.PROCESS, opened_ms=worker.stopped_ms or step.now_ms,
-            worker=worker.name, incarnation=worker.incarnation, cause=reason,
-            detect_ms=worker.stop_detect_ms,
-        )  # fmt: skip
         step.open_incident(opened, f"rank {worker.rank} is stopped")
     end_worker(step, task, worker, reason)
 
@@ -160,20 +164,24 @@ def on_continued(step: Step, task: TaskState, message: WorkerContinued) -> None:
         return
     worker.stopped_ms = None
     worker.stalled = None
+    if worker.observed:
+        worker.observed = False
+        note_going_on(step, task, worker)
     step.cancel_timer("stop", worker.name, "it runs again")
     step.cancel_timer("stall", worker.name, "it runs again")
     step.touch(task)
 
 
 def on_stalled(step: Step, task: TaskState, message: WorkerStalled) -> None:
-    """One signal of two. Judged when another member waits, or when the excess has doubled (timer)."""
+    """One signal of two (diagnosis.stall_root); told at 1.5 times the usual and again at 3."""
     worker = speaker(step, task, message.worker)
     if worker is None:
         return
     if worker.stalled is None:
         worker.stalled_ms = step.now_ms
     worker.stalled = message
-    step.set_timer("stall", worker.name, message.budget_ms, "a second budget is gross")
+    if message.is_sure:
+        step.set_timer("stall", worker.name, message.budget_ms, "a second budget is gross")
     step.touch(task)
 
 

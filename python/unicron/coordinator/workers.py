@@ -39,6 +39,7 @@ def spec_of(task: TaskState) -> TaskSpec:
         checkpoint_every=job.checkpoint_every,
         stopped_grace_ms=job.stopped_grace_ms,
         stall_factor=job.stall_factor,
+        budgets=job.budgets,
         managed=job.managed,
         restart_count=task.restart_count,
     )
@@ -248,9 +249,11 @@ def detected_ms(step: Step, node: str, fault_ns: int, seen_ns: int) -> float | N
 
 
 def incident_of(step: Step, task: TaskState, worker: str) -> Incident | None:
-    """The newest incident this worker is the root of."""
-    found = [i for i in step.state.incidents.values() if i.task == task.name and i.worker == worker]
-    return found[-1] if found else None
+    """The newest incident this worker is the root of, other than what was only told."""
+    for incident in reversed(step.state.incidents.values()):
+        if incident.worker == worker and incident.task == task.name and not incident.is_only_told:
+            return incident
+    return None
 
 
 def _late_cause(step: Step, task: TaskState, message: WorkerLost) -> None:

@@ -19,7 +19,7 @@ from unicron.coordinator.job import Job, refusal_of
 from unicron.runtime import job_throughput
 from unicron.runtime.files import FileProblem, load_yaml
 from unicron.runtime.job_throughput import Asked, ModelFields
-from unicron.types import Layout
+from unicron.types import Budgets, Layout
 
 
 class LayoutFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,13 +82,13 @@ class JobFile(msgspec.Struct, forbid_unknown_fields=True):
     recovery: Literal["in-order", "fastest"] = "in-order"
     exact: bool = False
     timeouts: TimeoutFields = msgspec.field(default_factory=TimeoutFields)
+    observe_only: bool = False
 
 
 # field -> (the value that says what happens anyway, what happens)
 NOT_YET: dict[str, tuple[Any, str]] = {
     "recovery": ("in-order", "recovery is in-order"),
     "exact": (False, "sums are in floating point"),
-    "timeouts": (TimeoutFields(), "these bounds are fixed"),
     "backup": (BackupFields(), "there are no buddy copies: use checkpoint"),
 }
 
@@ -135,10 +135,21 @@ def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
         throughput=known.flops,
         measured=known.is_measured,
         iteration_flop=known.iteration_flop,
+        budgets=_budgets(file.timeouts),
+        observe_only=file.observe_only,
     )
     if why := refusal_of(job):
         raise FileProblem(why)
     return job
+
+
+def _budgets(fields: TimeoutFields) -> Budgets:
+    return Budgets(
+        iteration_ms=0.0 if fields.iteration_s == "auto" else fields.iteration_s * 1000,
+        first_iteration_ms=fields.first_iteration_s * 1000,
+        evaluation_ms=fields.evaluation_s * 1000,
+        save_ms=fields.save_s * 1000,
+    )
 
 
 def _refuse_what_would_be_ignored(file: JobFile) -> None:
@@ -162,6 +173,10 @@ def _refuse_numbers(file: JobFile) -> None:
         "workers.max": file.workers.max,
         "workers.unit": file.workers.unit,
     }
+    bounds = msgspec.structs.asdict(file.timeouts)
+    for name, bound in bounds.items():
+        if bound != "auto" and not (math.isfinite(bound) and bound > 0):
+            raise FileProblem(f"timeouts.{name} is {bound}: give seconds above 0")
     for name, value in numbers.items():
         if not math.isfinite(value) or value < 0:
             raise FileProblem(f"{name} is {value}: give a number of 0 or more")

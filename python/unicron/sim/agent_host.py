@@ -186,7 +186,7 @@ class AgentHost:
     def _sample(self) -> None:
         live = [w for w in self.workers.values() if w.alive]
         if live:
-            pulses = tuple((w.name, w.pulse()) for w in live)
+            pulses = tuple((w.name, w.sampled()) for w in live)
             self.feed(on.PulsesSampled(int(self.world.scheduler.now_ms * 1e6), pulses))
         self._later(SAMPLE_MS, self._sample)
 

@@ -164,6 +164,7 @@ class Engine:
             begun.add(micro_batch)
             self.ledger.set_begun(begun)
 
+        self._pulse(Stage.COMPUTE)  # a pipeline stage may fetch no micro-batch
         self.computation.run(action.iteration, action.micro_batches, self.forward_step, self.dataset, begin)
         if aside is not None:
             compute.tie(self.model, self.computation.config)

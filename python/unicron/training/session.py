@@ -9,6 +9,7 @@ runs.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -295,9 +296,14 @@ class Session:
 
     @contextlib.contextmanager
     def expect(self, what: str, seconds: float) -> Iterator[None]:
-        """The script is about to do something long: evaluation, export. Progress is judged by this budget meanwhile."""
+        """The script is about to do something long: evaluation, export. Progress is judged by this bound meanwhile.
+
+        Raises ValueError unless seconds is above 0.
+        """
+        if not seconds > 0:
+            raise ValueError(f"expect({what!r}, seconds={seconds}): say how long it may take, above 0")
         pulse = self._link.pulse
-        pulse.advance(int(Stage.EVALUATE), self._next or 0, int(seconds))
+        pulse.advance(int(Stage.EVALUATE), self._next or 0, -1, math.ceil(seconds * 1000))
         try:
             yield
         finally:
@@ -318,8 +324,14 @@ class Session:
         finished = self._checkpoints.poll()
         if finished is not None and self.rank == min(engine.machine.plan.ranks if engine.machine.plan else (0,)):
             self._link.send(Saved(self._link.worker, self.rank, finished[0], finished[1]))
+        if not self._checkpoints.is_due(iteration):
+            return False
         epoch = engine.machine.plan.epoch if engine.machine.plan else 0
-        return bool(self._checkpoints.save_if_due(iteration, epoch))
+        self._link.pulse.advance(int(Stage.SAVE), iteration, -1)
+        try:
+            return bool(self._checkpoints.save_if_due(iteration, epoch))
+        finally:
+            self._link.pulse.advance(int(Stage.IDLE), iteration, -1)
 
     def _hold(self) -> None:
         """Save, say when the checkpoint is complete, and wait: the agent ends this process, or a newer epoch frees it.

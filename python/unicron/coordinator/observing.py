@@ -1,0 +1,37 @@
+"""Observe only: what would have been ended for standing still is told, and left alone (job field observe_only).
+
+A detector that is new to a task is first watched. The incident is INFO, for it changed nothing; what really died is
+healed as ever.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from unicron.coordinator.incident import Incident
+from unicron.coordinator.state import TaskState, WorkerState
+from unicron.coordinator.step import Step
+from unicron.types import Outcome, Severity
+
+MARK = "observed only"
+
+
+def observe(step: Step, worker: WorkerState, incident: Incident) -> None:
+    """Once until the worker goes on."""
+    if worker.observed:
+        return
+    worker.observed = True
+    reason = f"{MARK}: {worker.name} would have been ended: {incident.cause}"
+    told = msgspec.structs.replace(
+        incident, severity=Severity.INFO, cause=reason, outcome=Outcome.UNAFFECTED, is_only_told=True
+    )
+    step.open_incident(told, reason)
+
+
+def note_going_on(step: Step, task: TaskState, worker: WorkerState) -> None:
+    """Ending it would have been wrong."""
+    for incident in reversed(step.state.incidents.values()):
+        is_about = incident.task == task.name and incident.worker == worker.name
+        if is_about and incident.is_only_told and incident.cause.startswith(MARK):
+            step.change_incident(incident, f"{worker.name} went on by itself")
+            return
