@@ -39,15 +39,20 @@ const char* name_of(monitor::SlowKind kind) {
   return "drift";
 }
 
-// Intervals that ended, one after another; those that would have been a stall when they came: (index, level).
-std::vector<std::pair<int64_t, int>> replay_phases(PhaseTimes& times, const py::object& stages, const py::object& ms) {
+// Intervals that ended, one after another; those that would have been told while they lasted: (index, level).
+// stood_ms: as long as an agent watched each of them, which is not what a clock that was set says.
+std::vector<std::pair<int64_t, int>> replay_phases(PhaseTimes& times, const py::object& stages, const py::object& ms,
+                                                   const py::object& stood_ms) {
   const std::vector<int32_t> stage = read_array<int32_t>(stages, "stages");
   const std::vector<double> took = read_array<double>(ms, "ms");
-  if (stage.size() != took.size()) throw Error(ErrorCode::kInvalidArgument, "stages and ms differ in length");
+  const std::vector<double> stood = read_array<double>(stood_ms, "stood_ms");
+  if (stage.size() != took.size() || stage.size() != stood.size()) {
+    throw Error(ErrorCode::kInvalidArgument, "stages, ms and stood_ms differ in length");
+  }
   const py::gil_scoped_release release;
   std::vector<std::pair<int64_t, int>> stalls;
   for (size_t index = 0; index < took.size(); ++index) {
-    const monitor::Stall stall = times.judge(stage[index], took[index]);
+    const monitor::Stall stall = times.judge(stage[index], stood[index]);
     if (stall != monitor::Stall::kNone) stalls.emplace_back(static_cast<int64_t>(index), static_cast<int>(stall));
     times.add(stage[index], took[index]);
   }
@@ -113,7 +118,7 @@ void register_statistics(py::module_& module) {
             return std::make_tuple(budget->usual_ms, budget->suspect_ms, budget->sure_ms);
           },
           py::arg("stage"))
-      .def("replay", &replay_phases, py::arg("stages"), py::arg("ms"));
+      .def("replay", &replay_phases, py::arg("stages"), py::arg("ms"), py::arg("stood_ms"));
   py::class_<PaceTable>(module, "PaceTable", py::is_final())
       .def(py::init([](std::vector<int64_t> stages, const std::vector<std::pair<int64_t, std::vector<int64_t>>>& links,
                        double slow_ratio) {

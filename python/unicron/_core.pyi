@@ -526,9 +526,9 @@ class PhaseTimes:
     def budget(self, stage: int) -> tuple[float, float, float] | None:
         """(usual, suspect, sure) in ms; None while too little is known."""
 
-    def replay(self, stages: object, ms: object) -> list[tuple[int, int]]:
+    def replay(self, stages: object, ms: object, stood_ms: object) -> list[tuple[int, int]]:
         """Add intervals (arrays of int32 and float64); (index, 1 suspect or 2 sure) of those that would have been told
-        while they lasted."""
+        while they lasted, of which an agent watched stood_ms."""
 
 class PaceTable:
     """Who is slow among the ranks of a task: csrc/monitor/pace.h says how it is decided."""

@@ -4,6 +4,7 @@ it; what is declared, and the first iteration, have bounds of their own."""
 from __future__ import annotations
 
 import pytest
+
 from machines import Agent, pulse
 from unicron.agent import events as on
 from unicron.messages import AgentHello, PublishEpoch, WorkerContinued, WorkerStalled

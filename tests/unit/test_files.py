@@ -62,7 +62,7 @@ def test_a_job(tmp_path: Path) -> None:
         ("throughput: guess", "Invalid enum value 'guess'"),
         ("model: {layers: 24}", "missing required field `hidden` - at `model`"),
         ("model: {layers: 24, hidden: 2048, heads: 15, seq: 8, vocab: 8}", "not divisible by its 15 heads"),
-        ("timeouts: {save_s: 3}", "timeouts cannot be chosen"),
+        ("timeouts: {save_s: 0}", "timeouts.save_s is 0.0: give seconds above 0"),
         ("timeouts: {svae_s: 3}", "unknown field timeouts.svae_s; did you mean save_s?"),
         ("recovery: fastest", "recovery cannot be chosen"),
         ("recovery: slow", "Invalid enum value 'slow'"),
