@@ -112,11 +112,10 @@ def _judge(
             levels[index // width, rank, index % width] = level
     result.intervals += ms.size
     result.suspicions += int((levels > 0).sum())
-    for index in np.flatnonzero(levels.any(axis=(1, 2))):
-        share = asleep[index] / compute[index]
-        root = _verdict(levels[index], share)
+    for index in np.flatnonzero(levels.any(axis=(1, 2))).tolist():
+        root = _verdict(levels[index], asleep[index] / compute[index])
         if root:
-            result.stalls.append((first + int(index), root))
+            result.stalls.append((first + index, root))
 
 
 def _verdict(levels: Floats, share: Floats) -> int:

@@ -268,6 +268,7 @@ class WorkerStopped(_Message, frozen=True):
     fault_ns: int
     seen_ns: int
     traced: bool = False  # a debugger or a frozen cgroup explains it
+    held: str = ""  # ... in words
 
 
 class WorkerContinued(_Message, frozen=True):
@@ -297,6 +298,16 @@ class WorkerStalled(_Message, frozen=True):
     is_sure: bool = True  # no other evidence is asked for, besides a second signal
     usual_ms: float = 0.0  # 0: a bound that was declared, not learned
     cpu: Cpu = Cpu.UNKNOWN
+
+
+class WorkerUnkillable(_Message, frozen=True):
+    """Killed again and again, and still there: the kernel cannot end it (uninterruptible sleep)."""
+
+    node: str
+    task: str
+    worker: str
+    rank: Rank
+    text: str
 
 
 class WorkerExited(_Message, frozen=True):
@@ -333,6 +344,7 @@ class TaskSpec(_Message, frozen=True):
     checkpoint_dir: str
     checkpoint_every: int  # 0: never
     stopped_grace_ms: int
+    stop_grace_ms: int  # from SIGTERM to SIGKILL when the task is stopped
     stall_factor: float
     budgets: Budgets
     managed: bool  # False: a torchrun script that never joins: supervised and restarted only
@@ -414,7 +426,7 @@ class Reply(_Message, frozen=True):
 
 
 AnyMessage = (
-    PaceSample | WorkerPace |
+    PaceSample | WorkerPace | WorkerUnkillable |
     WorkerHello | WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
     | ArenaRequest | WorkerWelcome | ArenaGrant | Fork | Forked | ChildStatus | WorkerStatus | AgentHello
     | AgentHeartbeat | WorkerUp | WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerExited

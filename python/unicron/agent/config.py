@@ -19,6 +19,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owner_gone_ms: float = 20.0  # between two looks at a dead arena owner
     owner_gone_ms_max: float = 5_000.0  # then the adopter gets a fresh arena
     kill_ms: float = 1_000.0  # between two kills of the same process
+    kills_max: int = 5  # then the kernel cannot end it, and the node is to blame
     exit_status_ms_max: float = 5_000.0  # from the mutex to the exit status; then without it
     exit_ms_max: float = 30_000.0  # from Finished to the end of the process
     # budgets of a loop that does not advance

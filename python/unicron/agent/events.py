@@ -70,6 +70,7 @@ class Pulse:
     iterations: tuple[IterationSums, ...] = ()  # that were committed
     # of the loop's thread, read only while the loop stands still
     thread: ThreadTimes | None = None
+    held: str = ""  # who holds this process on purpose, in words: a debugger, a frozen control group
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +135,14 @@ class MutexReleased:
 
 @dataclass(frozen=True, slots=True)
 class ChildStatusSeen:
-    """The template (or waitpid) says exited, signaled, stopped or continued; traced: /proc says 't'."""
+    """The template (or waitpid) says exited, signaled, stopped or continued."""
 
     status: ChildStatus
     seen_ns: int
     pulse: Pulse | None
-    traced: bool = False
+    held: str = ""  # stopped: who holds it on purpose, in words
+    oom: bool | None = None  # signal 9: was it the kernel's out-of-memory killer? None: that cannot be read here
+    oom_text: str = ""  # what says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,15 @@ class OwnerLooked:
 
     worker: str
     gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInspected:
+    """Answer to InspectWorker: the letter of its state in /proc ('' when it is gone), and who holds it."""
+
+    worker: str
+    state: str
+    held: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +200,7 @@ Event = (
     | PulsesSampled
     | ArenaRequested
     | OwnerLooked
+    | WorkerInspected
     | TemplateLost
     | TimerFired
 )

@@ -27,6 +27,7 @@ from unicron.agent.events import (
     TimerFired,
     WorkerDisconnected,
     WorkerForked,
+    WorkerInspected,
     WorkerJoined,
     WorkerMessage,
 )
@@ -108,6 +109,8 @@ class AgentMachine:
                 on_sampled(step, event)
             case ArenaRequested():
                 arenas.on_requested(step, event)
+            case WorkerInspected():
+                lives.on_inspected(step, event)
             case OwnerLooked():
                 arenas.on_looked(step, event.worker, event.gone)
             case TemplateLost():
@@ -186,7 +189,8 @@ class AgentMachine:
         self._end(message.task, message.reason)
         for worker in self.state.of_task(message.task):
             if not worker.is_dead:
-                lives.end_worker(step, message.task, worker.name, message.reason)
+                grace_ms = 0 if worker.is_stopped else self.state.specs[worker.task].stop_grace_ms
+                lives.end_worker(step, message.task, worker.name, message.reason, grace_ms)
         arenas.drop_of_ended(step, message.task)
 
     def _on_finish(self, step: Step, message: FinishUnderstudies) -> None:

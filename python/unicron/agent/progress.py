@@ -15,7 +15,7 @@ from unicron._core import PhaseTimes
 from unicron.agent.events import Pulse, PulsesSampled
 from unicron.agent.state import Standstill, Worker
 from unicron.agent.step import Step
-from unicron.messages import PaceSample, WorkerContinued, WorkerStalled
+from unicron.messages import PaceSample, WorkerContinued, WorkerStalled, WorkerStopped
 from unicron.types import Cpu, Stage
 
 MEASURED = (Stage.COMPUTE, Stage.TIE, Stage.REDUCE, Stage.COMMIT, Stage.STEP, Stage.GATHER)
@@ -44,6 +44,9 @@ def _on_pulse(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
         worker.still = Standstill(thread=pulse.thread)
         return
     if before is None or pulse.progress != before.progress:
+        if worker.held:
+            _release(step, worker)
+            worker.held = ""
         if worker.still.level:
             again = WorkerContinued(step.config.node, worker.task, worker.name, worker.rank)
             step.report(again, f"{worker.name} advances again")
@@ -54,10 +57,28 @@ def _on_pulse(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
     still = worker.still
     if still.thread is None:
         still.thread = pulse.thread
-    if worker.is_stopped:
+    _note_held(step, worker, pulse, now_ns)
+    if worker.is_stopped or worker.held:
         return
     still.stood_ms += watched_ms
     _judge(step, worker, pulse, now_ns)
+
+
+def _note_held(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
+    """Somebody holds it on purpose: it does not stand still, and this is said, once."""
+    if pulse.held and not worker.held and not worker.is_stopped:
+        where = (step.config.node, worker.task, worker.name, worker.rank)
+        held = WorkerStopped(*where, pulse.fault_ns, now_ns, traced=True, held=pulse.held)
+        step.report(held, f"{worker.name}: {pulse.held}")
+    elif worker.held and not pulse.held:
+        _release(step, worker)
+    worker.held = pulse.held
+
+
+def _release(step: Step, worker: Worker) -> None:
+    again = WorkerContinued(step.config.node, worker.task, worker.name, worker.rank)
+    step.report(again, f"{worker.name} is held no more")
+    worker.still = Standstill()
 
 
 def _judge(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:

@@ -19,10 +19,13 @@ from unicron.messages import (
     WorkerStalled,
     WorkerStatus,
     WorkerStopped,
+    WorkerUnkillable,
 )
 from unicron.types import EpochPlan, Rank, Stage
 
-Report = WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerExited | FromWorker
+Report = (
+    WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerUnkillable | WorkerExited | FromWorker
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -53,6 +56,8 @@ class Worker:
     is_leaving: bool = False  # told to leave: exit code 0 is not early
     is_stopped: bool = False
     end_reason: str = ""
+    kills: int = 0
+    held: str = ""  # who holds it on purpose, as was reported
     exception: ExceptionRaised | None = None
     last_report: WorkerLost | WorkerExited | None = None
     pulse: Pulse | None = None

@@ -24,7 +24,7 @@ def signature_of(lost: WorkerLost, exception: ExceptionRaised | None) -> str:
         return f"{cause} at {lost.where}"  # its last words came after the news of its death
     if cause == "signal 9" or not cause:
         return ""
-    if cause.startswith(("signal ", "exit code ")):
+    if cause.startswith(("signal ", "exit code ", "out of memory")):
         return cause
     return ""
 

@@ -20,6 +20,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     managed: bool = True  # False: a torchrun script that never joins
     understudies: int = 1  # per node that has members; at most what the agent offers
     stopped_grace_ms: int = 5_000  # 0: a stopped worker is ended at once
+    stop_grace_ms: int = 30_000  # from SIGTERM to SIGKILL when the task is stopped; 0: killed at once
     stall_factor: float = 3.0
     budgets: Budgets = Budgets()
     observe_only: bool = False  # nothing is ended for standing still; the incident says what would have been
@@ -56,8 +57,8 @@ def refusal_of(job: Job) -> str:
             f"layout: {layout.num_micro_batches} micro-batches do not reach {layout.dp} replicas; "
             "give at least one each"
         )
-    if job.understudies < 0 or job.restart_max < 0 or job.stopped_grace_ms < 0:
-        return "understudies, restart_max and stopped_grace_ms must not be negative"
+    if min(job.understudies, job.restart_max, job.stopped_grace_ms, job.stop_grace_ms) < 0:
+        return "understudies, restart_max, stopped_grace_ms and stop_grace_ms must not be negative"
     if job.stall_factor <= 1.0:
         return f"stall_factor is {job.stall_factor}, must be above 1"
     if not job.slow_ratio > 1.0:

@@ -1,4 +1,8 @@
-"""Observe only: what would have been ended for standing still is told, and left alone (job field observe_only).
+"""What is told and left alone.
+
+Held: a debugger or a frozen control group explains why a worker stands still.
+
+Observe only: what would have been ended for standing still is told, and left alone (job field observe_only).
 
 A detector that is new to a task is first watched. The incident is INFO, for it changed nothing; what really died is
 healed as ever.
@@ -11,7 +15,7 @@ import msgspec
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.coordinator.step import Step
-from unicron.types import Outcome, Severity
+from unicron.types import Method, Outcome, Severity
 
 MARK = "observed only"
 
@@ -35,3 +39,23 @@ def note_going_on(step: Step, task: TaskState, worker: WorkerState) -> None:
         if is_about and incident.is_only_told and incident.cause.startswith(MARK):
             step.change_incident(incident, f"{worker.name} went on by itself")
             return
+
+
+def tell_held(step: Step, task: TaskState, worker: WorkerState, why: str) -> None:
+    """Once, until it is released."""
+    if worker.held:
+        return
+    cause = f"rank {worker.rank} stands still because {why}; it is left alone"
+    incident = Incident(
+        id="", task=task.name, fault="held", severity=Severity.INFO, node=worker.node, rank=worker.rank,
+        method=Method.PROCESS, opened_ms=0.0, worker=worker.name, incarnation=worker.incarnation, cause=cause,
+        iteration=worker.iteration, stage=worker.stage, outcome=Outcome.UNAFFECTED, is_only_told=True,
+    )  # fmt: skip
+    worker.held = step.open_incident(incident, cause).id
+
+
+def note_released(step: Step, task: TaskState, worker: WorkerState) -> None:
+    incident = step.state.incidents.get(worker.held)
+    worker.held = ""
+    if incident is not None and incident.task == task.name:
+        step.change_incident(incident, f"{worker.name} runs again")

@@ -82,6 +82,7 @@ class WorkerState:
     exception: ExceptionRaised | None = None  # it said so itself: about to die
     stalled: WorkerStalled | None = None
     stalled_ms: float = 0.0
+    held: str = ""  # incident that says who holds it on purpose, until it is released
     observed: bool = False  # would have been ended, and was not (observe_only); until it goes on
     end_reason: str = ""
     end_tries: int = 0

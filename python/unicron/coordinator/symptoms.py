@@ -9,12 +9,12 @@ import msgspec
 from unicron.coordinator.diagnosis import is_explained
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.lifecycle import stop_task
-from unicron.coordinator.observing import note_going_on, observe
+from unicron.coordinator.observing import note_going_on, note_released, observe, tell_held
 from unicron.coordinator.starting import restart_all
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import WorkerPhase
-from unicron.coordinator.workers import detected_ms, end_worker, incident_of, is_member
+from unicron.coordinator.workers import detected_ms, end_worker, forget_worker, incident_of, is_member
 from unicron.messages import (
     CollectiveFailed,
     ExceptionRaised,
@@ -23,8 +23,9 @@ from unicron.messages import (
     WorkerContinued,
     WorkerStalled,
     WorkerStopped,
+    WorkerUnkillable,
 )
-from unicron.types import Method, Severity
+from unicron.types import Method, Outcome, Severity
 
 
 def speaker(step: Step, task: TaskState, name: str) -> WorkerState | None:
@@ -127,7 +128,7 @@ def on_stopped(step: Step, task: TaskState, message: WorkerStopped) -> None:
     if worker is None:
         return
     if message.traced:
-        step.refuse("traced", f"{worker.name} is stopped by a debugger or a frozen cgroup")
+        tell_held(step, task, worker, message.held or "a debugger or a frozen cgroup holds it")
         return
     if worker.stopped_ms is None:
         worker.stopped_ms = step.now_ms
@@ -138,6 +139,25 @@ def on_stopped(step: Step, task: TaskState, message: WorkerStopped) -> None:
     else:
         step.set_timer("stop", worker.name, grace_ms, "a stopped worker may be continued")
     step.touch(task)
+
+
+def on_unkillable(step: Step, task: TaskState, message: WorkerUnkillable) -> None:
+    """The kernel cannot end it: the node is to blame. Its role is filled; epochs fence what it may still do."""
+    worker = speaker(step, task, message.worker)
+    if worker is None:
+        return
+    before = incident_of(step, task, worker.name)
+    if before is not None:
+        step.change_incident(before, message.text, severity=Severity.SEV1, node=worker.node, text=message.text)
+    else:
+        opened = Incident(
+            id="", task=task.name, fault="cannot be killed", severity=Severity.SEV1, node=worker.node,
+            rank=worker.rank, method=Method.PROCESS, opened_ms=0.0, worker=worker.name,
+            incarnation=worker.incarnation, cause=worker.end_reason, text=message.text,
+            outcome=None if is_member(task, worker) and not task.is_over else Outcome.UNAFFECTED,
+        )  # fmt: skip
+        step.open_incident(opened, message.text)
+    forget_worker(step, task, worker, message.text)
 
 
 def end_stopped(step: Step, task: TaskState, worker: WorkerState) -> None:
@@ -164,6 +184,8 @@ def on_continued(step: Step, task: TaskState, message: WorkerContinued) -> None:
         return
     worker.stopped_ms = None
     worker.stalled = None
+    if worker.held:
+        note_released(step, task, worker)
     if worker.observed:
         worker.observed = False
         note_going_on(step, task, worker)

@@ -38,6 +38,7 @@ def spec_of(task: TaskState) -> TaskSpec:
         checkpoint_dir=job.checkpoint_dir,
         checkpoint_every=job.checkpoint_every,
         stopped_grace_ms=job.stopped_grace_ms,
+        stop_grace_ms=job.stop_grace_ms,
         stall_factor=job.stall_factor,
         budgets=job.budgets,
         managed=job.managed,

@@ -123,6 +123,7 @@ def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
         log_dir=str(directory / (file.log_dir or "unicron-logs")),
         managed=file.managed,
         understudies=file.understudies,
+        stop_grace_ms=round(file.restart.grace_s * 1000),
         stopped_grace_ms=round(file.restart.stopped_grace_s * 1000),
         checkpoint_dir=str(directory / checkpoint_dir) if checkpoint_dir else "",
         checkpoint_every=file.checkpoint.every,
@@ -156,14 +157,13 @@ def _refuse_what_would_be_ignored(file: JobFile) -> None:
     for name, (harmless, happens) in NOT_YET.items():
         if getattr(file, name) != harmless:
             raise FileProblem(f"{name} cannot be chosen in this version: {happens}; leave it out")
-    if file.restart.grace_s != RestartFields().grace_s:
-        raise FileProblem("restart.grace_s cannot be chosen in this version: workers are ended at once; leave it out")
 
 
 def _refuse_numbers(file: JobFile) -> None:
     """What no plan and no process could mean, by its name in the file."""
     numbers = {
         "weight": file.weight,
+        "restart.grace_s": file.restart.grace_s,
         "restart.stopped_grace_s": file.restart.stopped_grace_s,
         "restart.max": file.restart.max,
         "checkpoint.every": file.checkpoint.every,

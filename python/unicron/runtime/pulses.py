@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from unicron import _core
 from unicron.agent.events import IterationSums, Pulse, ThreadTimes
+from unicron.runtime.holding import why_held
 from unicron.types import Stage
 
 
@@ -76,9 +77,11 @@ class Pulses:
         seen.num_iterations, iterations = page.iterations(seen.num_iterations)
         pulse = self._read(slot)
         stands, seen.progress = pulse.progress == seen.progress, pulse.progress
+        stands = stands and pulse.stage not in (Stage.WAITING, Stage.DONE)
         thread = _thread_times(page.owner_pid) if stands else None
+        held = why_held(page.owner_pid) if stands and page.owner_pid > 0 else ""
         sums = tuple(IterationSums(number, ran, done, tuple(waits)) for number, _, ran, done, waits in iterations)
-        return replace(pulse, intervals=tuple(intervals), iterations=sums, thread=thread)
+        return replace(pulse, intervals=tuple(intervals), iterations=sums, thread=thread, held=held)
 
     def arm(self, slot: int, kind: int, point: int, iteration: int, micro_batch: int) -> None:
         self._page(slot).arm_fault(kind, point, iteration, micro_batch)
