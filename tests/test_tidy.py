@@ -29,6 +29,7 @@ CSRC_LAYERS = {
 
 # Python: part of the package -> what it may import of unicron. An entry with a dot allows only that module of a part.
 _PURE = {"types", "messages"}
+_MACHINES = {"coordinator", "agent", "healing"}
 PYTHON_LAYERS = {
     "_core": set(),
     "types": set(),
@@ -42,7 +43,7 @@ PYTHON_LAYERS = {
     "performance": {*_PURE, "planner"},
     "sim": {*_PURE, "coordinator", "agent", "healing", "planner", "performance"},
     "faults": {"types"},
-    "runtime": {*_PURE, "_core", "coordinator", "agent", "healing", "planner", "performance", "faults"},
+    "runtime": {*_PURE, "_core", *_MACHINES, "diagnosis", "planner", "performance", "faults"},
     "training": {*_PURE, "_core", "healing", "faults", "runtime.store_client", "runtime.framing"},
     "demo": {*_PURE, "_core", "coordinator.job", "faults", "runtime", "training"},
 }

@@ -83,6 +83,7 @@ void register_pulse(py::module_& module) {
       .def("arm_fault", &PulsePage::arm_fault, py::arg("kind"), py::arg("point"), py::arg("iteration"),
            py::arg("micro_batch"))
       .def("mark_fault", &PulsePage::mark_fault)
+      .def_property_readonly("last_words", &PulsePage::last_words)
       .def("intervals", &read_intervals, py::arg("after"))
       .def("iterations", &read_iterations, py::arg("after"))
       .def_property_readonly("declared_ms", load(&PulseFields::declared_ms))

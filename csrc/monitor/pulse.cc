@@ -188,6 +188,19 @@ void PulsePage::arm_fault(uint32_t kind, int64_t point, int64_t iteration, int64
   page.fault_kind.store(kind, std::memory_order_release);
 }
 
+void PulsePage::say_last_words(const char* text) {
+  PulseFields& page = fields();
+  if (page.has_last_words.load(kRelaxed) != 0) return;
+  std::strncpy(page.last_words, text, kLastWordsBytes - 1);  // the page was zeroed
+  page.has_last_words.store(1, std::memory_order_release);
+}
+
+std::string PulsePage::last_words() const {
+  const PulseFields& page = fields();
+  if (page.has_last_words.load(std::memory_order_acquire) == 0) return "";
+  return std::string(page.last_words, ::strnlen(page.last_words, kLastWordsBytes));
+}
+
 std::vector<Interval> PulsePage::intervals(int64_t* after) const {
   const PulseFields& page = fields();
   return read_ring<Interval>(page.num_intervals, kIntervalsKept, after, [&](int64_t index) {

@@ -53,6 +53,8 @@ class PulsePage:
         """The same of commits: (iteration, committed_ns, and sums since the worker began: compute_ns without waiting,
         micro-batches, ns waited by kind)."""
     @property
+    def last_words(self) -> str: ...  # of std::terminate, '' as long as it was not called
+    @property
     def declared_ms(self) -> int: ...
     @property
     def stage(self) -> int: ...

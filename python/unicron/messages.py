@@ -23,6 +23,15 @@ MESSAGE_BYTES_MAX = 4 << 20
 TEXT_CHARS_MAX = 16_384  # exception texts, reasons: truncated at the door, by the sender
 
 
+def cut(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
+    """A text of bounded size: the head says what it is, the tail why it ended."""
+    if len(text) <= chars_max:
+        return text
+    mark = f"\n... {len(text) - chars_max} characters and more left out ...\n"
+    head = (chars_max - len(mark)) // 4
+    return text[:head] + mark + text[len(text) - (chars_max - len(mark) - head) :]
+
+
 class _Message(msgspec.Struct, frozen=True, tag_field="message", tag=True, forbid_unknown_fields=True):
     pass
 
@@ -70,6 +79,7 @@ class ExceptionRaised(_Message, frozen=True):
     text: str
     where: str  # file:line of the innermost frame of the script
     raised_ns: int  # CLOCK_MONOTONIC
+    thread: str = ""  # raised in this thread beside the loop's: the process lives on
 
 
 class StateLost(_Message, frozen=True):

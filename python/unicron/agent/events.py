@@ -70,6 +70,7 @@ class Pulse:
     iterations: tuple[IterationSums, ...] = ()  # that were committed
     # of the loop's thread, read only while the loop stands still
     thread: ThreadTimes | None = None
+    last_words: str = ""  # of a C++ exception that nobody caught
     held: str = ""  # who holds this process on purpose, in words: a debugger, a frozen control group
 
 
@@ -143,6 +144,8 @@ class ChildStatusSeen:
     held: str = ""  # stopped: who holds it on purpose, in words
     oom: bool | None = None  # signal 9: was it the kernel's out-of-memory killer? None: that cannot be read here
     oom_text: str = ""  # what says so
+    words: str = ""  # that it left in its files
+    words_where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from unicron.messages import (
     WorkerStopped,
     WorkerUnkillable,
     WorkerWelcome,
+    cut,
 )
 from unicron.types import Method, Stage
 
@@ -175,7 +176,7 @@ def on_said(step: Step, event: WorkerMessage) -> None:
         step.report_up(worker, "it is ready")
         return
     if isinstance(body, ExceptionRaised):
-        worker.exception = body
+        worker.exception = worker.exception if body.thread else body
     elif isinstance(body, Finished):
         worker.has_finished = worker.is_leaving = True
         if not worker.is_dead:
@@ -279,7 +280,9 @@ def on_status(step: Step, event: ChildStatusSeen) -> None:
         if not worker.is_dead:
             worker.move("dying")
     else:
-        _report_lost(step, worker, worker.pulse, event.seen_ns, cause, event.oom_text)
+        said = worker.pulse.last_words if worker.pulse else ""
+        text = "\n".join(filter(None, (said, event.words, event.oom_text)))
+        _report_lost(step, worker, worker.pulse, event.seen_ns, cause, (text, event.words_where))
     _gone(step, worker, cause)
 
 
@@ -290,8 +293,10 @@ def on_status_timer(step: Step, worker: Worker) -> None:
     _gone(step, worker, "exit status unknown")
 
 
-def _report_lost(step: Step, worker: Worker, pulse: Pulse | None, seen_ns: int, cause: str, text: str = "") -> None:
-    """First report on first evidence; a second one only adds the cause."""
+def _report_lost(
+    step: Step, worker: Worker, pulse: Pulse | None, seen_ns: int, cause: str, words: tuple[str, str] = ("", "")
+) -> None:
+    """First report on first evidence; a second one only adds the cause. words: text and place of what it left."""
     before = worker.last_report
     if isinstance(before, WorkerLost) and before.cause:
         return
@@ -309,14 +314,14 @@ def _report_lost(step: Step, worker: Worker, pulse: Pulse | None, seen_ns: int, 
         rank=worker.rank,
         method=(Method.EXCEPTION if exception else Method.PROCESS).value,
         cause=cause,
-        text=exception.text if exception else text,
+        text=exception.text if exception else cut(words[0]),
         stage=pulse.stage if pulse else Stage.STARTING,
         iteration=pulse.iteration if pulse else -1,
         micro_batch=pulse.micro_batch if pulse else -1,
         fault_ns=pulse.fault_ns if pulse else 0,
         seen_ns=first_seen_ns,
         log=worker.log,
-        where=exception.where if exception else "",
+        where=exception.where if exception else words[1],
     )
     worker.last_report = lost
     if not worker.is_dead:

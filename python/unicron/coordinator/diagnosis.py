@@ -89,6 +89,8 @@ def _second_signal(task: TaskState, worker: WorkerState, waiting: set[str]) -> s
         return f"{sum(name in waiting for name in others)} of {len(others)} others wait"
     if sleeps:
         return "its thread sleeps"
+    if worker.thread_exception is not None:
+        return f"{worker.thread_exception.type} ended its thread {worker.thread_exception.thread}"
     return "for twice its budget" if stalled.stalled_ms >= 2 * stalled.budget_ms else ""
 
 

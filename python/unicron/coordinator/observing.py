@@ -1,5 +1,7 @@
 """What is told and left alone.
 
+A thread: an exception ended a thread beside the loop's. The process lives on, and may soon wait for that thread.
+
 Held: a debugger or a frozen control group explains why a worker stands still.
 
 Observe only: what would have been ended for standing still is told, and left alone (job field observe_only).
@@ -12,9 +14,11 @@ from __future__ import annotations
 
 import msgspec
 
+from unicron.coordinator.classifying import classify_soon
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.coordinator.step import Step
+from unicron.messages import ExceptionRaised
 from unicron.types import Method, Outcome, Severity
 
 MARK = "observed only"
@@ -59,3 +63,19 @@ def note_released(step: Step, task: TaskState, worker: WorkerState) -> None:
     worker.held = ""
     if incident is not None and incident.task == task.name:
         step.change_incident(incident, f"{worker.name} runs again")
+
+
+def tell_thread(step: Step, task: TaskState, worker: WorkerState, body: ExceptionRaised) -> None:
+    """The first of each worker."""
+    if worker.thread_exception is not None:
+        step.refuse("duplicate", f"{worker.name} already lost thread {worker.thread_exception.thread}")
+        return
+    worker.thread_exception = body
+    cause = f"{body.type} ended thread {body.thread} of rank {worker.rank}; its process lives on"
+    incident = Incident(
+        id="", task=task.name, fault="thread", severity=Severity.INFO, node=worker.node, rank=worker.rank,
+        method=Method.EXCEPTION, opened_ms=0.0, worker=worker.name, incarnation=worker.incarnation, cause=cause,
+        text=body.text, where=body.where, iteration=body.iteration, micro_batch=body.micro_batch, stage=body.stage,
+        outcome=Outcome.UNAFFECTED, is_only_told=True,
+    )  # fmt: skip
+    classify_soon(step, step.open_incident(incident, cause))

@@ -285,6 +285,7 @@ def _end_stalled(step: Step, task: TaskState, worker: WorkerState, reason: str) 
         rank=worker.rank, method=Method.STATISTICS, worker=worker.name,
         opened_ms=worker.stalled_ms if stalled else step.now_ms,
         incarnation=worker.incarnation, cause=reason,
+        text=worker.thread_exception.text if worker.thread_exception else "",
         iteration=stalled.iteration if stalled else worker.iteration,
         micro_batch=stalled.micro_batch if stalled else -1,
         stage=stalled.stage if stalled else worker.stage,

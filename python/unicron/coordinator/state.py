@@ -80,6 +80,7 @@ class WorkerState:
     stopped_ms: float | None = None  # seen stopped, not continued
     stop_detect_ms: float | None = None
     exception: ExceptionRaised | None = None  # it said so itself: about to die
+    thread_exception: ExceptionRaised | None = None  # ended a thread of it; it lives on
     stalled: WorkerStalled | None = None
     stalled_ms: float = 0.0
     held: str = ""  # incident that says who holds it on purpose, until it is released

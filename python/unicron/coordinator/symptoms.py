@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
+from unicron.coordinator.classifying import classify_soon
 from unicron.coordinator.diagnosis import is_explained
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.lifecycle import stop_task
-from unicron.coordinator.observing import note_going_on, note_released, observe, tell_held
+from unicron.coordinator.observing import note_going_on, note_released, observe, tell_held, tell_thread
 from unicron.coordinator.starting import restart_all
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.coordinator.step import Step
@@ -76,6 +77,10 @@ def on_exception(step: Step, task: TaskState, message: FromWorker) -> None:
     worker = speaker(step, task, body.worker)
     if worker is None:
         return
+    if body.thread:
+        tell_thread(step, task, worker, body)
+        step.touch(task)
+        return
     if worker.exception is not None:
         step.refuse("duplicate", f"{worker.name} already raised {worker.exception.type}")
         return
@@ -88,7 +93,7 @@ def on_exception(step: Step, task: TaskState, message: FromWorker) -> None:
             iteration=body.iteration, micro_batch=body.micro_batch, stage=body.stage,
             detect_ms=detected_ms(step, worker.node, body.raised_ns, message.seen_ns),
         )  # fmt: skip
-        step.open_incident(opened, f"rank {worker.rank} raised {body.type} at {body.where}")
+        classify_soon(step, step.open_incident(opened, f"rank {worker.rank} raised {body.type} at {body.where}"))
     delay_ms = step.config.exception_exit_ms
     step.set_timer("exception", worker.name, delay_ms, "its process must leave by itself")
     step.touch(task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+from unicron.coordinator.classifying import classify_soon
 from unicron.coordinator.diagnosis import exit_code_of, repeated, signature_of
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import WorkersStarted
@@ -220,7 +221,9 @@ def _open_for(step: Step, task: TaskState, worker: WorkerState, lost: WorkerLost
     reason = f"{worker.name} is dead: {lost.cause or 'cause not known yet'}"
     before = incident_of(step, task, worker.name)
     if before is not None:
-        return step.change_incident(before, reason, **known)
+        incident = step.change_incident(before, reason, **known)
+        classify_soon(step, incident)
+        return incident
     member = is_member(task, worker)
     opened = Incident(
         id="", task=task.name, fault="worker lost", node=worker.node, rank=worker.rank,
@@ -230,6 +233,7 @@ def _open_for(step: Step, task: TaskState, worker: WorkerState, lost: WorkerLost
         **known,
     )  # fmt: skip
     incident = step.open_incident(opened, reason)
+    classify_soon(step, incident)
     if not member:
         incident = step.change_incident(incident, "it held no role", outcome="unaffected")
     return incident
@@ -273,6 +277,7 @@ def _late_cause(step: Step, task: TaskState, message: WorkerLost) -> None:
         signature=incident.signature or signature_of(message, None),
         log=incident.log or message.log,
     )
+    classify_soon(step, incident)
     maybe_fatal(step, task, incident, message)
 
 

@@ -81,6 +81,7 @@ from unicron.runtime.ending import Ending, rise
 from unicron.runtime.files import write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
 from unicron.runtime.holding import why_held
+from unicron.runtime.last_words import LastWords, last_words
 from unicron.runtime.oom import OomWatch, Witness
 from unicron.runtime.pulses import Pulses
 from unicron.runtime.store_server import ZAP_DOMAIN, StoreServer
@@ -133,6 +134,7 @@ class AgentProcess:
         self._queue: deque[Event] = deque()
         self._looks: dict[str, tuple[int, float]] = {}  # worker -> (pid, until)
         self._pidfds: dict[str, int] = {}
+        self._logs: dict[str, str] = {}  # worker -> its stderr
         self._on_gpu: set[str] = set()  # workers whose arenas hold GPU memory
         self._next_sample_ms = 0.0
         self._poller = zmq.Poller()
@@ -297,7 +299,10 @@ class AgentProcess:
             held = why_held(message.pid)
         elif (message.kind, message.status) == ("signaled", signal.SIGKILL):
             witness = self._oom.ended(message.worker, message.pid)
-        return ChildStatusSeen(message, seen_ns, pulse, held, witness.oom, witness.text)
+        words = LastWords()
+        if message.kind in ("exited", "signaled") and message.status not in (0, signal.SIGKILL):
+            words = last_words(self._logs.get(message.worker, ""))
+        return ChildStatusSeen(message, seen_ns, pulse, held, witness.oom, witness.text, words.text, words.where)
 
     def _on_forked(self, message: Forked) -> None:
         if message.pid == 0:
@@ -380,6 +385,7 @@ class AgentProcess:
 
     def _fork(self, request: Fork, slot: int, *, is_exec: bool) -> None:
         self._pulses.prepare(slot)
+        self._logs[request.worker] = request.stderr
         environment = {**self._environment, **request.env}
         if is_exec:
             environment["UNICRON_EXEC"] = "1"
@@ -397,6 +403,7 @@ class AgentProcess:
         self._looks.pop(worker, None)
         self._on_gpu.discard(worker)
         self._oom.forget(worker)
+        self._logs.pop(worker, None)
         pidfd = self._pidfds.pop(worker, None)
         if pidfd is not None:
             os.close(pidfd)

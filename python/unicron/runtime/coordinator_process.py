@@ -14,12 +14,14 @@ import argparse
 import logging
 import random
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
+from unicron import diagnosis
 from unicron.coordinator.actions import (
     Action,
     Answer,
@@ -134,6 +136,8 @@ class CoordinatorProcess:
         rise()
         try:
             self._begin()
+            # Beside the loop: half a second of patterns that the first failure should not have to wait for.
+            threading.Thread(target=diagnosis.warm_up, name="unicron-warm", daemon=True).start()
             while not self._ending.reason:
                 self._turn()
         except (JournalProblem, JournalUnreadable) as problem:

@@ -107,6 +107,7 @@ class Pulses:
             fault_ns=page.fault_ns,
             committed_iteration=page.committed_iteration,
             declared_ms=page.declared_ms,
+            last_words=page.last_words,
         )
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, decode_record, encode_record, hold_vote
-from unicron.messages import TEXT_CHARS_MAX, CollectiveFailed, StateLost
+from unicron.messages import CollectiveFailed, StateLost, cut
 from unicron.runtime.store_client import StoreClient, StoreError
 from unicron.training import account, compute, step
 from unicron.training.gradients import Gradients
@@ -118,7 +118,7 @@ class Engine:
                 if isinstance(error, (GroupInterrupted, StoreError)):
                     inside = inside and self.link.monitor.newest_epoch() <= self.machine._newest()
                 reduced = self.ledger.segments_reduced if isinstance(action, do.Reduce) else -1
-                text = f"{type(action).__name__}: {error}"[:TEXT_CHARS_MAX]
+                text = cut(f"{type(action).__name__}: {error}")
                 return on.Broken(inside, text, reduced)
             finally:
                 self.link.pulse.set_waiting(False)

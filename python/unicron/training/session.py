@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,11 +25,12 @@ from unicron import _core
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.record import Record
-from unicron.messages import TEXT_CHARS_MAX, ExceptionRaised, Finished, Saved, WorkerReady
+from unicron.messages import ExceptionRaised, Finished, Saved, WorkerReady
 from unicron.training import data as data_module
 from unicron.training import gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
 from unicron.training.engine import Engine, Left
+from unicron.training.exceptions import describe
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory, force_optimizer_state
@@ -89,7 +91,8 @@ def join(
         _Process.rank = _Process.link.welcome.rank
     session = Session(_Process.link, _Process.rank)
     try:
-        yield session
+        with session.watched_threads():
+            yield session
     except (SystemExit, KeyboardInterrupt, RoleChanged):
         raise
     except Left as left:
@@ -357,21 +360,38 @@ class Session:
 
     def report_exception(self, error: BaseException) -> None:
         """Tell the agent before the process unwinds. Once."""
-        if self._reported:
-            return
-        self._reported = True
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        pulse, link = self._link.pulse, self._link
-        text = "".join(traceback.format_exception(error))[-TEXT_CHARS_MAX:]
+        if not self._reported:
+            self._reported = True
+            self._tell(error, "")
+
+    def _tell(self, error: BaseException, thread: str) -> None:
+        """thread: where it was raised, when that is not the loop's."""
+        raised_ns = _core.monotonic_ns()
+        told, pulse, link = describe(error), self._link.pulse, self._link
         epoch = link.plan.epoch if link.plan else 0
         with contextlib.suppress(_core.UnicronError):
             link.send(
                 ExceptionRaised(
                     link.worker, self.rank, epoch, pulse.iteration, pulse.micro_batch, Stage(pulse.stage),
-                    type(error).__name__, text, where, _core.monotonic_ns(),
+                    told.type, told.text, told.where, raised_ns, thread,
                 )
             )  # fmt: skip
+
+    @contextlib.contextmanager
+    def watched_threads(self) -> Iterator[None]:
+        """An exception that ends another thread is told, too, and shown as ever: the loop may soon wait for it."""
+        before = threading.excepthook
+
+        def hook(arguments: Any) -> None:
+            if arguments.exc_value is not None and arguments.exc_type is not SystemExit:
+                self._tell(arguments.exc_value, arguments.thread.name if arguments.thread else "a thread")
+            before(arguments)
+
+        threading.excepthook = hook
+        try:
+            yield
+        finally:
+            threading.excepthook = before
 
     def finish(self) -> None:
         if self._engine is None:

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/descriptor.h"
@@ -26,7 +27,8 @@ constexpr size_t kPulsePageBytes = 4096;
 constexpr int64_t kSlotsMax = 4096;
 constexpr int kWaitKinds = 4;       // groups of tp, pp, dp, and all of the task (unicron.types.WaitKind)
 constexpr int kIntervalsKept = 64;  // a reader that comes later than these loses some, never gets wrong ones
-constexpr int kIterationsKept = 20;
+constexpr int kIterationsKept = 16;
+constexpr size_t kLastWordsBytes = 512;  // with the zero at their end
 constexpr int64_t kStageCompute = 2;  // unicron.types.Stage.COMPUTE
 
 // How long the loop was at one place: from one advance to the next.
@@ -83,6 +85,10 @@ struct PulseFields {
   std::atomic<int64_t> num_iterations;
   IntervalField intervals[kIntervalsKept];
   IterationField iterations[kIterationsKept];
+
+  // Written once, by the thread in which std::terminate was called.
+  alignas(64) std::atomic<uint32_t> has_last_words;  // written last
+  char last_words[kLastWordsBytes];
 };
 
 static_assert(sizeof(PulseFields) <= kPulsePageBytes);
@@ -124,6 +130,10 @@ class PulsePage {
   uint32_t take_fault(int64_t point, int64_t iteration, int64_t micro_batch);
   void arm_fault(uint32_t kind, int64_t point, int64_t iteration, int64_t micro_batch);
   void mark_fault();
+
+  // What a process says before std::terminate ends it; cut, and only the first time.
+  void say_last_words(const char* text);
+  std::string last_words() const;
 
   // Agent: what came after the first `after` ones and is still there; `after` becomes the number written so far.
   std::vector<Interval> intervals(int64_t* after) const;
