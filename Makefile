@@ -3,6 +3,7 @@
 #   make demo         a real GPT trained while its workers are killed (all scenarios, layout 1,1,4)
 #   make test         check, then all tests            make check        lint, types, tidy, formatting
 #   make sim          the simulator, 300 seeds         make matrix       every case, resumable, into results/matrix
+#   make healthy      a million simulated iterations that must raise no alarm
 #   make bench        all measurements                 make test-latest  Python 3.12, newest megatron-core (6 GB)
 #   make clean        remove what these made
 #
@@ -28,7 +29,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell fin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check matrix sim bench test-latest clean
+.PHONY: help setup demo test check matrix sim healthy bench test-latest clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -98,6 +99,9 @@ results/matrix/%.jsonl: | setup
 	$(BIN)/unicron demo --scenario all --json --optimizer $(word 1,$(subst _, ,$*)) --layout $(word 2,$(subst _, ,$*)) \
 	  > $@.partial
 	@mv $@.partial $@
+
+healthy: setup
+	$(BIN)/python bench/bench_detection.py --only none --healthy 1000000
 
 bench: setup
 	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done

@@ -145,6 +145,17 @@ def test_declared_stages_have_their_own_bounds(stage: Stage, declared_ms: float,
     assert (stalled.is_sure, stalled.budget_ms, stalled.usual_ms) == (True, bound_ms, 0.0)
 
 
+def test_the_scripts_own_code_is_suspect_after_ten_seconds() -> None:
+    """Others that wait and a thread that sleeps then make a verdict; without them there are two minutes."""
+    agent = learned()
+    idle = int(Stage.IDLE)
+    sampled(agent, 10_100.0, iteration=1, progress=11, stage=Stage.IDLE, intervals=((idle, 1, 5.0), (idle, 1, 6.0)))
+    quiet(agent, 11_000.0, 20_000.0, 1_000.0, progress=11, stage=Stage.IDLE)
+    assert not stand(agent, 21_000.0, 21_000.0, progress=11, stage=Stage.IDLE).is_sure
+    quiet(agent, 22_000.0, 130_000.0, 1_000.0, progress=11, stage=Stage.IDLE)
+    assert stand(agent, 131_000.0, 132_000.0, 1_000.0, progress=11, stage=Stage.IDLE).is_sure
+
+
 def test_waiting_for_a_role_has_none() -> None:
     agent = Agent()
     agent.live((W, 0, 0, True))

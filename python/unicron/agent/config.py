@@ -26,6 +26,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall_ms_min: float = 1_500.0  # below this nothing is a stall: a busy machine is no fault
     start_ms_max: float = 300_000.0  # STARTING: imports, model
     idle_ms_max: float = 120_000.0  # the script's own code between iterations
+    idle_suspect_ms: float = 10_000.0  # of it, before evidence is heard
     heal_ms_max: float = 60_000.0
     sample_ms_max: float = 1_000.0  # of a gap between two samples that counts as watched
     pace_kept_max: int = 64  # committed iterations of a worker between two heartbeats

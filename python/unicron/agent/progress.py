@@ -139,7 +139,7 @@ def _learn(step: Step, worker: Worker, pulse: Pulse) -> None:
     if worker.stall_rebase or worker.is_stopped:
         return
     for stage, iteration, ms in pulse.intervals:
-        if stage not in MEASURED:
+        if stage not in MEASURED and stage != Stage.IDLE:
             continue
         if worker.first_iteration is None:
             worker.first_iteration = iteration
@@ -157,9 +157,10 @@ def budget_of(step: Step, worker: Worker, pulse: Pulse) -> Budget | None:
         if learned is None or worker.first_iteration is None or pulse.iteration <= worker.first_iteration:
             return _first(learned, budgets.first_iteration_ms)
         return _declared(budgets.iteration_ms) if budgets.iteration_ms else learned
+    if stage is Stage.IDLE:
+        return _idle(times_of(step, worker).budget(int(stage)), config.idle_suspect_ms, config.idle_ms_max)
     declared_ms = {
         Stage.STARTING: config.start_ms_max,
-        Stage.IDLE: config.idle_ms_max,
         Stage.HEAL: config.heal_ms_max,
         Stage.EVALUATE: budgets.evaluation_ms,
         Stage.SAVE: budgets.save_ms,
@@ -174,6 +175,13 @@ def _first(learned: Budget | None, ms: float) -> Budget:
         return _declared(ms)
     usual_ms, _, sure_ms = learned
     return usual_ms, min(HEIR_FACTOR * sure_ms, ms), ms
+
+
+def _idle(learned: Budget | None, suspect_ms: float, ms: float) -> Budget:
+    """The script's own code: it may log, or write for a while, so only evidence makes a verdict before the bound."""
+    if learned is None:
+        return _declared(ms)
+    return learned[0], min(max(learned[1], suspect_ms), ms), ms
 
 
 def _declared(ms: float) -> Budget:

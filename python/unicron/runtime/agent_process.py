@@ -278,6 +278,8 @@ class AgentProcess:
 
     def _read_deaths(self) -> None:
         for worker, seen_ns, pulse in self._pulses.take_deaths():
+            for event in self._server.serve_last(worker):
+                self._take(event)
             self._take(MutexReleased(worker, seen_ns, pulse))
 
     def _read_template(self) -> None:
