@@ -1,4 +1,4 @@
-"""What a live cluster says of a rank that is slow, held by a debugger, ended by C++, or stands still: real processes."""
+"""What a live cluster says of a rank that is slow, held, ended by C++, or stands still: real processes."""
 
 from __future__ import annotations
 
@@ -63,10 +63,11 @@ def incident(cluster: LocalCluster, task: str, fault: str, seconds: float = 20.0
     return dict(eventually(found, seconds))
 
 
+@pytest.mark.parametrize("task", [{"env": {"SLOWER": "1.5"}}], indirect=True)
 def test_a_slow_rank_is_named_and_left_alone(cluster: LocalCluster, task: str) -> None:
     """Half again as slow: ten percent are the bench's, on a machine that has nothing else to do."""
     victim = cluster.member(task, 1)
-    os.kill(victim.pid, signal.SIGUSR2)
+    os.kill(victim.pid, signal.SIGUSR1)
     slow = incident(cluster, task, "slow", 40)
     assert (slow["root"]["rank"], slow["severity"], slow["outcome"]) == (1, "INFO", "unaffected")
     assert "rank 1 computes" in slow["cause"] and "longer than its peers" in slow["cause"]
