@@ -4,6 +4,7 @@
 #   make test         check, then all tests            make check        lint, types, tidy, formatting
 #   make sim          the simulator, 300 seeds         make matrix       every failure point x layout, resumable
 #   make leaders      several coordinators, killed, frozen and cut off (ROUNDS=20 SEED=1)
+#   make healthy      a million simulated iterations that must raise no alarm
 #   make bench        all measurements                 make test-latest  Python 3.12, newest megatron-core (6 GB)
 #   make clean        remove what these made
 #
@@ -29,7 +30,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell fin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check matrix sim leaders bench test-latest clean
+.PHONY: help setup demo test check matrix sim leaders healthy bench test-latest clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -99,6 +100,9 @@ leaders: setup $(VENV)/.servers
 # Every failure point at every layout; what passed is kept and not run again.
 matrix: setup
 	$(BIN)/python -m unicron.demo.matrix --into results/matrix.jsonl --folder results/matrix
+
+healthy: setup
+	$(BIN)/python bench/bench_detection.py --only none --healthy 1000000
 
 bench: setup
 	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done

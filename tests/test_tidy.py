@@ -29,19 +29,21 @@ CSRC_LAYERS = {
 
 # Python: part of the package -> what it may import of unicron. An entry with a dot allows only that module of a part.
 _PURE = {"types", "messages"}
+_MACHINES = {"coordinator", "agent", "healing"}
 PYTHON_LAYERS = {
     "_core": set(),
     "types": set(),
     "messages": {"types"},
-    "coordinator": {*_PURE, "planner"},  # its decisions: pure functions too
-    "agent": _PURE,
+    # planner: its decisions, pure functions too; of the core its statistics, values without a world
+    "coordinator": {*_PURE, "planner", "diagnosis", "_core"},
+    "agent": {*_PURE, "_core"},
     "healing": _PURE,
     "diagnosis": {"types"},
     "planner": {*_PURE, "_core"},  # of the core its arithmetic: pure functions of their arguments
     "performance": {*_PURE, "planner"},
     "sim": {*_PURE, "coordinator", "agent", "healing", "planner", "performance"},
     "faults": {"types"},
-    "runtime": {*_PURE, "_core", "coordinator", "agent", "healing", "planner", "performance", "faults"},
+    "runtime": {*_PURE, "_core", *_MACHINES, "diagnosis", "planner", "performance", "faults"},
     "training": {*_PURE, "_core", "healing", "faults", "runtime.store_client", "runtime.framing"},
     "demo": {*_PURE, "_core", "coordinator.job", "faults", "runtime", "training"},
 }

@@ -13,4 +13,5 @@ PYBIND11_MODULE(_core, module) {
   unicron::bindings::register_monitor(module);
   unicron::bindings::register_planner(module);
   unicron::bindings::register_state(module);
+  unicron::bindings::register_statistics(module);
 }

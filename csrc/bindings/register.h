@@ -11,5 +11,6 @@ void register_monitor(pybind11::module_& module);
 void register_nccl(pybind11::module_& module);
 void register_planner(pybind11::module_& module);
 void register_state(pybind11::module_& module);
+void register_statistics(pybind11::module_& module);
 
 }  // namespace unicron::bindings

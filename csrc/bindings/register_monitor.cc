@@ -1,7 +1,10 @@
 // Pulse pages, the worker's monitor, the agent's supervisor, facts about processes and sockets.
 #include <pybind11/stl.h>
 
+#include <iterator>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,6 +42,26 @@ auto load(Field PulseFields::* field) {
   return [field](const PulsePage& page) { return (page.fields().*field).load(std::memory_order_acquire); };
 }
 
+using IntervalTuple = std::tuple<int64_t, int64_t, double>;
+using IterationTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, std::vector<int64_t>>;
+
+std::pair<int64_t, std::vector<IntervalTuple>> read_intervals(const PulsePage& page, int64_t after) {
+  std::vector<IntervalTuple> result;
+  for (const monitor::Interval& interval : page.intervals(&after)) {
+    result.emplace_back(interval.stage, interval.iteration, static_cast<double>(interval.ns) / 1e6);
+  }
+  return {after, result};
+}
+
+std::pair<int64_t, std::vector<IterationTuple>> read_iterations(const PulsePage& page, int64_t after) {
+  std::vector<IterationTuple> result;
+  for (const monitor::IterationSums& sums : page.iterations(&after)) {
+    result.emplace_back(sums.iteration, sums.committed_ns, sums.compute_ns, sums.micro_batches,
+                        std::vector<int64_t>(std::begin(sums.waits_ns), std::end(sums.waits_ns)));
+  }
+  return {after, result};
+}
+
 void register_pulse(py::module_& module) {
   module.attr("PULSE_PAGE_BYTES") = monitor::kPulsePageBytes;
   module.def(
@@ -48,7 +71,9 @@ void register_pulse(py::module_& module) {
       .def(py::init([](int fd, int64_t slot) { return std::make_shared<PulsePage>(fd, SlotId(slot)); }), py::arg("fd"),
            py::arg("slot"))
       .def("reset", &PulsePage::reset)
-      .def("advance", &PulsePage::advance, py::arg("stage"), py::arg("iteration"), py::arg("micro_batch"))
+      .def("advance", &PulsePage::advance, py::arg("stage"), py::arg("iteration"), py::arg("micro_batch"),
+           py::arg("declared_ms") = 0)
+      .def("waited", &PulsePage::waited, py::arg("kind"), py::arg("begin_ns"))
       .def(
           "set_waiting",
           [](const PulsePage& page, bool waiting) { page.fields().waiting.store(waiting, std::memory_order_release); },
@@ -58,6 +83,10 @@ void register_pulse(py::module_& module) {
       .def("arm_fault", &PulsePage::arm_fault, py::arg("kind"), py::arg("point"), py::arg("iteration"),
            py::arg("micro_batch"))
       .def("mark_fault", &PulsePage::mark_fault)
+      .def_property_readonly("last_words", &PulsePage::last_words)
+      .def("intervals", &read_intervals, py::arg("after"))
+      .def("iterations", &read_iterations, py::arg("after"))
+      .def_property_readonly("declared_ms", load(&PulseFields::declared_ms))
       .def_property_readonly("stage", load(&PulseFields::stage))
       .def_property_readonly("iteration", load(&PulseFields::iteration))
       .def_property_readonly("micro_batch", load(&PulseFields::micro_batch))
@@ -165,6 +194,14 @@ void register_facts(py::module_& module) {
       },
       py::arg("pid"), py::arg("timeout_ms"));
   module.def("process_state", &monitor::process_state, py::arg("pid"));
+  module.def(
+      "thread_times",
+      [](pid_t pid, pid_t tid) -> std::optional<std::pair<int64_t, int64_t>> {
+        const auto times = monitor::thread_times(pid, tid);
+        if (!times.has_value()) return std::nullopt;
+        return std::make_pair(times->ran_ns, times->starved_ns);
+      },
+      py::arg("pid"), py::arg("tid"));
   module.def("connected_sockets", [] {
     std::vector<std::pair<int, uint64_t>> result;
     for (const monitor::SocketIdentity& socket : monitor::connected_sockets()) {

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "planner/max_plus.h"
 #include "planner/placement.h"
 #include "planner/plan_table.h"
+#include "read_array.h"
 #include "register.h"
 
 namespace py = pybind11;
@@ -28,24 +28,6 @@ using planner::PlanTable;
 using planner::Problem;
 using planner::Task;
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
-
-// A copy of a contiguous one-dimensional Python buffer of exactly this type ('i': int32, 'd': float64).
-template <class Number>
-std::vector<Number> read_array(const py::object& data, const char* name) {
-  constexpr char kFormat = std::is_same_v<Number, double> ? 'd' : 'i';
-  if (PyObject_CheckBuffer(data.ptr()) == 0) throw py::type_error(std::string(name) + ": not a buffer");
-  Py_buffer view;
-  if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) throw py::error_already_set();
-  std::vector<Number> numbers;
-  const bool fits = view.format != nullptr && view.format[0] == kFormat && view.format[1] == 0 && view.ndim == 1;
-  if (fits) {
-    const auto* begin = static_cast<const Number*>(view.buf);
-    numbers.assign(begin, begin + view.len / static_cast<Py_ssize_t>(sizeof(Number)));
-  }
-  PyBuffer_Release(&view);
-  if (!fits) throw py::type_error(std::string(name) + ": needs one dimension of type '" + kFormat + "'");
-  return numbers;
-}
 
 void register_problem(py::module_& module) {
   py::class_<Task>(module, "PlannerTask", py::is_final())

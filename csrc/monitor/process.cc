@@ -94,4 +94,20 @@ std::string process_state(pid_t pid) {
   return stat.has_value() ? std::string(1, stat->state) : std::string();
 }
 
+std::optional<ThreadTimes> thread_times(pid_t pid, pid_t tid) {
+  require_pid(pid);
+  require_pid(tid);
+  const std::string path = "/proc/" + std::to_string(pid) + "/task/" + std::to_string(tid) + "/schedstat";
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.is_open()) return std::nullopt;
+  char text[128];
+  const ssize_t got = ::read(file.get(), text, sizeof(text) - 1);
+  if (got <= 0) return std::nullopt;
+  text[got] = '\0';
+  long long ran = 0;
+  long long starved = 0;
+  if (std::sscanf(text, "%lld %lld", &ran, &starved) != 2) return std::nullopt;
+  return ThreadTimes{ran, starved};
+}
+
 }  // namespace unicron::monitor

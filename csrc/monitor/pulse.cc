@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -12,7 +13,7 @@ namespace unicron::monitor {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x31656c756e6f7275;  // "uronule1": a page of another version is not one of ours
+constexpr uint64_t kMagic = 0x32656c756e6f7275;  // "uronule2": a page of another version is not one of ours
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 // glibc keeps the futex word of a mutex in its first int; the supervisor relies on it.
@@ -35,6 +36,26 @@ void initialize(void* page) {
   initialize_mutex(&fields->mutex);
   fields->magic = kMagic;
   std::atomic_thread_fence(std::memory_order_release);
+}
+
+// One writer, so a plain addition does.
+void add(std::atomic<int64_t>& sum, int64_t value) { sum.store(sum.load(kRelaxed) + value, kRelaxed); }
+
+// Entries `*after` .. `number` of a ring, oldest first; what was written over while it was read is left out.
+template <class Entry, class Read>
+std::vector<Entry> read_ring(const std::atomic<int64_t>& number, int64_t num_kept, int64_t* after, Read read) {
+  const int64_t end = number.load(std::memory_order_acquire);
+  const int64_t first = std::max(std::min(*after, end), end - num_kept);  // `after` of a former owner of the page
+  std::vector<Entry> entries;
+  for (int64_t index = first; index < end; ++index) entries.push_back(read(index % num_kept));
+  std::atomic_thread_fence(std::memory_order_acquire);
+  // What is written now lies beyond those that are counted: one entry, two where stores are reordered.
+  const int64_t torn = number.load(kRelaxed) + 2 - num_kept - first;
+  if (torn > 0) {
+    entries.erase(entries.begin(), entries.begin() + std::min<int64_t>(torn, static_cast<int64_t>(entries.size())));
+  }
+  *after = end;
+  return entries;
 }
 
 size_t offset_of(int fd, SlotId slot) {
@@ -85,20 +106,63 @@ void PulsePage::reset() {
   initialize(mapping_.data());
 }
 
-void PulsePage::advance(int64_t stage, int64_t iteration, int64_t micro_batch) {
+void PulsePage::keep_interval(PulseFields& page, int64_t now_ns) {
+  const int64_t since_ns = page.since_ns.load(kRelaxed);
+  if (since_ns == 0) return;  // the first advance of this worker
+  const int64_t stage = page.stage.load(kRelaxed);
+  const int64_t ns = now_ns - since_ns;
+  if (stage == kStageCompute) {
+    add(page.sums.compute_ns, std::max<int64_t>(ns - page.waited_ns.load(kRelaxed), 0));
+    if (page.micro_batch.load(kRelaxed) >= 0) add(page.sums.micro_batches, 1);
+  }
+  page.waited_ns.store(0, kRelaxed);
+  const int64_t number = page.num_intervals.load(kRelaxed);
+  IntervalField& kept = page.intervals[number % kIntervalsKept];
+  kept.stage.store(stage, kRelaxed);
+  kept.iteration.store(page.iteration.load(kRelaxed), kRelaxed);
+  kept.ns.store(ns, kRelaxed);
+  page.num_intervals.store(number + 1, std::memory_order_release);
+}
+
+void PulsePage::advance(int64_t stage, int64_t iteration, int64_t micro_batch, int64_t declared_ms) {
   PulseFields& page = fields();
+  const int64_t now_ns = monotonic_now().ns;
+  keep_interval(page, now_ns);
   page.stage.store(stage, kRelaxed);
   page.iteration.store(iteration, kRelaxed);
   page.micro_batch.store(micro_batch, kRelaxed);
-  page.since_ns.store(monotonic_now().ns, kRelaxed);
+  page.declared_ms.store(declared_ms, kRelaxed);
+  page.since_ns.store(now_ns, kRelaxed);
   // One writer, so a plain increment does; release, so that who sees the new count sees the numbers.
   page.progress.store(page.progress.load(kRelaxed) + 1, std::memory_order_release);
 }
 
+void PulsePage::waited(int64_t kind, int64_t begin_ns) {
+  if (kind < 0 || kind >= kWaitKinds) {
+    throw Error(ErrorCode::kInvalidArgument, "wait kind " + std::to_string(kind) + " is outside 0 to " +
+                                                 std::to_string(kWaitKinds - 1) + "; see unicron.types.WaitKind");
+  }
+  PulseFields& page = fields();
+  const int64_t ns = std::max<int64_t>(monotonic_now().ns - begin_ns, 0);
+  add(page.sums.waits_ns[kind], ns);
+  add(page.waited_ns, ns);
+}
+
 void PulsePage::committed(int64_t iteration, double loss) {
   PulseFields& page = fields();
+  const int64_t now_ns = monotonic_now().ns;
+  const int64_t number = page.num_iterations.load(kRelaxed);
+  IterationField& kept = page.iterations[number % kIterationsKept];
+  kept.iteration.store(iteration, kRelaxed);
+  kept.committed_ns.store(now_ns, kRelaxed);
+  kept.compute_ns.store(page.sums.compute_ns.load(kRelaxed), kRelaxed);
+  kept.micro_batches.store(page.sums.micro_batches.load(kRelaxed), kRelaxed);
+  for (int kind = 0; kind < kWaitKinds; ++kind) {
+    kept.waits_ns[kind].store(page.sums.waits_ns[kind].load(kRelaxed), kRelaxed);
+  }
+  page.num_iterations.store(number + 1, std::memory_order_release);
   page.loss.store(loss, kRelaxed);
-  page.committed_ns.store(monotonic_now().ns, kRelaxed);
+  page.committed_ns.store(now_ns, kRelaxed);
   page.committed_iteration.store(iteration, std::memory_order_release);
 }
 
@@ -122,6 +186,41 @@ void PulsePage::arm_fault(uint32_t kind, int64_t point, int64_t iteration, int64
   page.fault_iteration.store(iteration, kRelaxed);
   page.fault_micro_batch.store(micro_batch, kRelaxed);
   page.fault_kind.store(kind, std::memory_order_release);
+}
+
+void PulsePage::say_last_words(const char* text) {
+  PulseFields& page = fields();
+  if (page.has_last_words.load(kRelaxed) != 0) return;
+  std::strncpy(page.last_words, text, kLastWordsBytes - 1);  // the page was zeroed
+  page.has_last_words.store(1, std::memory_order_release);
+}
+
+std::string PulsePage::last_words() const {
+  const PulseFields& page = fields();
+  if (page.has_last_words.load(std::memory_order_acquire) == 0) return "";
+  return std::string(page.last_words, ::strnlen(page.last_words, kLastWordsBytes));
+}
+
+std::vector<Interval> PulsePage::intervals(int64_t* after) const {
+  const PulseFields& page = fields();
+  return read_ring<Interval>(page.num_intervals, kIntervalsKept, after, [&](int64_t index) {
+    const IntervalField& kept = page.intervals[index];
+    return Interval{kept.stage.load(kRelaxed), kept.iteration.load(kRelaxed), kept.ns.load(kRelaxed)};
+  });
+}
+
+std::vector<IterationSums> PulsePage::iterations(int64_t* after) const {
+  const PulseFields& page = fields();
+  return read_ring<IterationSums>(page.num_iterations, kIterationsKept, after, [&](int64_t index) {
+    const IterationField& kept = page.iterations[index];
+    IterationSums sums{kept.iteration.load(kRelaxed),
+                       kept.committed_ns.load(kRelaxed),
+                       kept.compute_ns.load(kRelaxed),
+                       kept.micro_batches.load(kRelaxed),
+                       {}};
+    for (int kind = 0; kind < kWaitKinds; ++kind) sums.waits_ns[kind] = kept.waits_ns[kind].load(kRelaxed);
+    return sums;
+  });
 }
 
 void PulsePage::mark_fault() { fields().fault_ns.store(monotonic_now().ns, kRelaxed); }

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/time.h"
 #include "monitor/holder.h"
+#include "monitor/terminate.h"
 
 namespace unicron::monitor {
 
@@ -40,6 +41,7 @@ void require_stream_socket(int control_fd) {
 WorkerMonitor::WorkerMonitor(int control_fd, const PulsePagePtr& pulse) : stop_event_(create_event()) {
   require_stream_socket(control_fd);
   hold_for_life(pulse);
+  leave_last_words_in(pulse);
   control_.reset(control_fd);
   thread_ = Thread("unicron-control", [this] { watch_control(); });
 }

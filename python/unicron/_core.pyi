@@ -26,8 +26,11 @@ class PulsePage:
         first. Raises UnicronError while a living process holds the mutex."""
 
     # worker side
-    def advance(self, stage: int, iteration: int, micro_batch: int) -> None:
-        """The loop moved: writes the three numbers, since_ns and progress + 1."""
+    def advance(self, stage: int, iteration: int, micro_batch: int, declared_ms: int = 0) -> None:
+        """The loop moved: writes the numbers, since_ns and progress + 1. declared_ms: the script's own bound for it."""
+
+    def waited(self, kind: int, begin_ns: int) -> None:
+        """A wait in a collective of this types.WaitKind is over; it began at begin_ns."""
 
     def set_waiting(self, waiting: bool) -> None:
         """The loop's thread is inside a collective (waiting for others)."""
@@ -42,6 +45,17 @@ class PulsePage:
 
     def mark_fault(self) -> None:
         """fault_ns := now (a fault done from outside)."""
+
+    def intervals(self, after: int) -> tuple[int, list[tuple[int, int, float]]]:
+        """(number written so far, (stage, iteration, ms) of those after the first `after` that are still kept)."""
+
+    def iterations(self, after: int) -> tuple[int, list[tuple[int, int, int, int, list[int]]]]:
+        """The same of commits: (iteration, committed_ns, and sums since the worker began: compute_ns without waiting,
+        micro-batches, ns waited by kind)."""
+    @property
+    def last_words(self) -> str: ...  # of std::terminate, '' as long as it was not called
+    @property
+    def declared_ms(self) -> int: ...
     @property
     def stage(self) -> int: ...
     @property
@@ -137,6 +151,9 @@ def wait_owner_gone(pid: int, timeout_ms: int) -> bool:
 
 def process_state(pid: int) -> str:
     """State letter of /proc/PID/stat ('T' stopped, 't' traced, 'Z', ...), '' when gone."""
+
+def thread_times(pid: int, tid: int) -> tuple[int, int] | None:
+    """(ns it ran, ns it was runnable and had no processor) of one thread since it began; None when that is unknown."""
 
 def connected_sockets() -> list[tuple[int, int]]:
     """(descriptor, inode) of this process's connected, not listening, stream sockets (AF_INET/AF_INET6).
@@ -496,3 +513,42 @@ def planner_place(
     of a group that must share a node, slots on each node now). Returns slots [task][node], slots per task that no node
     has room for, and the number of moved slots. Raises UnicronError for negative numbers, counts that are no multiple
     of their group, and wrong lengths. Releases the GIL."""
+
+# ------------------------------------------------------------------ statistics of progress
+
+class PhaseTimes:
+    """How long a loop usually stays at each stage, and from when on it stays too long."""
+
+    def __init__(self, sure_factor: float, floor_ms: float) -> None:
+        """floor_ms: nothing shorter is a stall. Raises UnicronError when sure_factor is not above 1."""
+
+    def add(self, stage: int, ms: float) -> None:
+        """An interval that ended."""
+
+    def budget(self, stage: int) -> tuple[float, float, float] | None:
+        """(usual, suspect, sure) in ms; None while too little is known."""
+
+    def replay(self, stages: object, ms: object, stood_ms: object) -> list[tuple[int, int]]:
+        """Add intervals (arrays of int32 and float64); (index, 1 suspect or 2 sure) of those that would have been told
+        while they lasted, of which an agent watched stood_ms."""
+
+class PaceTable:
+    """Who is slow among the ranks of a task: csrc/monitor/pace.h says how it is decided."""
+
+    def __init__(self, stages: list[int], links: list[tuple[int, list[int]]], slow_ratio: float) -> None:
+        """stages[rank]: its pipeline stage; links: (types.WaitKind, members)."""
+
+    def add(self, rank: int, iteration: int, compute_ms: float, waits_ms: list[float]) -> None:
+        """compute_ms of one micro-batch without waiting; waits_ms of the iteration, by kind."""
+
+    def forget(self, rank: int) -> None:
+        """Another process holds the role."""
+
+    def look(self) -> list[tuple[str, int, float, float, int]]:
+        """(rank | stage | link | drift, its index, usual ms, present ms, iteration since which) of what is slow now."""
+
+    def replay(
+        self, num_ranks: int, first: int, compute_ms: object, waits_ms: object, look_every: int
+    ) -> list[tuple[int, str, int]]:
+        """Add whole iterations (float64 [iteration][rank] and [iteration][rank][kind]); (iteration, kind, index) of
+        what came to be slow."""

@@ -16,11 +16,20 @@ from typing import Any
 
 import msgspec
 
-from unicron.types import EpochPlan, Layout, Rank, Stage
+from unicron.types import Budgets, Cpu, EpochPlan, Layout, Rank, Stage
 
 PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 4 << 20
 TEXT_CHARS_MAX = 16_384  # exception texts, reasons: truncated at the door, by the sender
+
+
+def cut(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
+    """A text of bounded size: the head says what it is, the tail why it ended."""
+    if len(text) <= chars_max:
+        return text
+    mark = f"\n... {len(text) - chars_max} characters and more left out ...\n"
+    head = (chars_max - len(mark)) // 4
+    return text[:head] + mark + text[len(text) - (chars_max - len(mark) - head) :]
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="message", tag=True, forbid_unknown_fields=True):
@@ -70,6 +79,7 @@ class ExceptionRaised(_Message, frozen=True):
     text: str
     where: str  # file:line of the innermost frame of the script
     raised_ns: int  # CLOCK_MONOTONIC
+    thread: str = ""  # raised in this thread beside the loop's: the process lives on
 
 
 class StateLost(_Message, frozen=True):
@@ -209,11 +219,26 @@ class AgentHello(_Message, frozen=True):
     clock: str = ""  # whose monotonic clock this agent reads; equal on one machine
 
 
+class PaceSample(_Message, frozen=True):
+    """One committed iteration of one worker, as its pulse page tells."""
+
+    iteration: int
+    compute_ms: float  # of one micro-batch, without waiting in collectives
+    waits_ms: tuple[float, ...]  # by types.WaitKind
+
+
+class WorkerPace(_Message, frozen=True):
+    worker: str
+    rank: Rank
+    samples: tuple[PaceSample, ...]
+
+
 class AgentHeartbeat(_Message, frozen=True):
     node: str
     incarnation: int
     sequence: int
     workers: tuple[WorkerStatus, ...] = ()
+    paces: tuple[WorkerPace, ...] = ()  # since the last heartbeat
 
 
 class WorkerUp(_Message, frozen=True):
@@ -253,6 +278,7 @@ class WorkerStopped(_Message, frozen=True):
     fault_ns: int
     seen_ns: int
     traced: bool = False  # a debugger or a frozen cgroup explains it
+    held: str = ""  # ... in words
 
 
 class WorkerContinued(_Message, frozen=True):
@@ -265,7 +291,7 @@ class WorkerContinued(_Message, frozen=True):
 
 
 class WorkerStalled(_Message, frozen=True):
-    """The loop did not advance for stalled_ms, budget_ms being 3 x the usual of this stage."""
+    """The loop did not advance for stalled_ms. First a suspicion (1.5 x the usual of this stage), then sure (3 x)."""
 
     node: str
     task: str
@@ -279,6 +305,19 @@ class WorkerStalled(_Message, frozen=True):
     budget_ms: float
     fault_ns: int
     seen_ns: int
+    is_sure: bool = True  # no other evidence is asked for, besides a second signal
+    usual_ms: float = 0.0  # 0: a bound that was declared, not learned
+    cpu: Cpu = Cpu.UNKNOWN
+
+
+class WorkerUnkillable(_Message, frozen=True):
+    """Killed again and again, and still there: the kernel cannot end it (uninterruptible sleep)."""
+
+    node: str
+    task: str
+    worker: str
+    rank: Rank
+    text: str
 
 
 class WorkerExited(_Message, frozen=True):
@@ -315,7 +354,9 @@ class TaskSpec(_Message, frozen=True):
     checkpoint_dir: str
     checkpoint_every: int  # 0: never
     stopped_grace_ms: int
+    stop_grace_ms: int  # from SIGTERM to SIGKILL when the task is stopped
     stall_factor: float
+    budgets: Budgets
     managed: bool  # False: a torchrun script that never joins: supervised and restarted only
     restart_count: int = 0
 
@@ -395,6 +436,7 @@ class Reply(_Message, frozen=True):
 
 
 AnyMessage = (
+    PaceSample | WorkerPace | WorkerUnkillable |
     WorkerHello | WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
     | ArenaRequest | WorkerWelcome | ArenaGrant | Fork | Forked | ChildStatus | WorkerStatus | AgentHello
     | AgentHeartbeat | WorkerUp | WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerExited

@@ -10,6 +10,7 @@ width is ``Layout.dp`` replicas; ``EpochPlan.replicas`` says which of them are a
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
@@ -76,6 +77,24 @@ class Stage(enum.IntEnum):
     GATHER = 12  # after STEP, with a sharded optimizer: every replica's shard of the new parameters goes to the others
 
 
+class WaitKind(enum.IntEnum):
+    """What a group that is waited in is for; the numbers stand in the pulse page."""
+
+    TP = 0
+    PP = 1
+    DP = 2
+    WORLD = 3  # all of the task, or any other mixture
+
+
+class Cpu(enum.StrEnum):
+    """What the training loop's thread did while its loop stood still: a signal that does not come from the loop."""
+
+    UNKNOWN = "unknown"
+    IDLE = "idle"  # it slept
+    BUSY = "busy"  # it computed
+    STARVED = "starved"  # it wanted to, and others had the processor
+
+
 class PlanKind(enum.StrEnum):
     START = "start"
     REPLACE = "replace"  # lost roles got heirs; width unchanged
@@ -122,8 +141,23 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def replica_of(self, rank: Rank) -> int:
         return self.coords(rank)[1]
 
+    def wait_kind(self, ranks: Sequence[Rank]) -> WaitKind:
+        """What a group of these ranks is for: the one coordinate in which they differ."""
+        differ = [len(set(values)) > 1 for values in zip(*map(self.coords, ranks), strict=True)]
+        only = [kind for kind, does in zip((WaitKind.TP, WaitKind.DP, WaitKind.PP), differ, strict=True) if does]
+        return only[0] if len(only) == 1 else WaitKind.WORLD
+
     def replica_ranks(self, replica: int) -> tuple[Rank, ...]:
         return tuple(self.rank_of(t, replica, p) for p in range(self.pp) for t in range(self.tp))
+
+
+class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a loop may stand still, in ms, where that is not learned."""
+
+    iteration_ms: float = 0.0  # any stage inside an iteration; 0: learned, 1.5 and 3 times the usual of each stage
+    first_iteration_ms: float = 1_800_000.0  # compiles, allocates, connects
+    evaluation_ms: float = 3_600_000.0  # unless the script says (session.expect)
+    save_ms: float = 1_800_000.0
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

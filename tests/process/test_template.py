@@ -121,6 +121,26 @@ def test_a_script_runs_as_main(client: Client) -> None:
     assert third == "['0', '1', '2', '3']"  # 3: the listing itself
 
 
+@pytest.mark.parametrize("way", ["fork", "exec"])
+def test_nothing_outlives_its_worker(client: Client, way: str) -> None:
+    """A grandchild in a session of its own, whose parent is gone already: no process group leads to it."""
+    started = {
+        "fork": "os.fork() or (os.setsid(), os.fork() and os._exit(0), say(), time.sleep(60))",
+        "exec": "subprocess.Popen(['sh', '-c', 'setsid sleep 60 & echo $!'], stdout=open('pid', 'w'))",
+    }[way]
+    client.fork(
+        "import os, subprocess, sys, time\n"
+        "def say(): open('pid', 'w').write(str(os.getpid()))\n"
+        f"{started}\n"
+        "while not os.path.exists('pid') or not open('pid').read().strip(): time.sleep(0.01)\n"
+        "time.sleep(0.1); os.kill(os.getpid(), 9)\n",
+        env={"UNICRON_WORKER": "w"},
+    )
+    assert client.end() == ("signaled", 9)
+    orphan = int((client.work / "pid").read_text())
+    assert eventually(lambda: gone(orphan)), f"process {orphan} lives on"
+
+
 @pytest.mark.parametrize(
     ("script", "end", "err"),
     [

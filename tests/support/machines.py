@@ -38,7 +38,7 @@ from unicron.messages import (
     WorkerStopped,
     WorkerUp,
 )
-from unicron.types import EpochPlan, Layout, Stage
+from unicron.types import Budgets, EpochPlan, Layout, Stage
 
 TASK = "t"
 
@@ -131,19 +131,22 @@ class Coordinator:
         worker = self.worker(name)
         self.feed(on.AgentMessage(worker.node, WorkerExited(worker.node, TASK, name, worker.rank, 0)))
 
-    def stopped(self, name: str, *, traced: bool = False) -> None:
+    def feed_fact(self, node: str, message: Any) -> None:
+        self.feed(on.AgentMessage(node, message))
+
+    def stopped(self, name: str, *, traced: bool = False, held: str = "") -> None:
         worker = self.worker(name)
-        stopped = WorkerStopped(worker.node, TASK, name, worker.rank, 1_000_000, 2_000_000, traced)
+        stopped = WorkerStopped(worker.node, TASK, name, worker.rank, 1_000_000, 2_000_000, traced, held)
         self.feed(on.AgentMessage(worker.node, stopped))
 
     def continued(self, name: str) -> None:
         worker = self.worker(name)
         self.feed(on.AgentMessage(worker.node, WorkerContinued(worker.node, TASK, name, worker.rank)))
 
-    def stalled(self, name: str, *, waiting: bool, stalled_ms: float = 500.0) -> None:
+    def stalled(self, name: str, *, waiting: bool, stalled_ms: float = 500.0, **fields: Any) -> None:
         worker = self.worker(name)
         stalled = WorkerStalled(
-            worker.node, TASK, name, worker.rank, Stage.COMPUTE, 5, 1, waiting, stalled_ms, 400.0, 0, 1,
+            worker.node, TASK, name, worker.rank, Stage.COMPUTE, 5, 1, waiting, stalled_ms, 400.0, 0, 1, **fields,
         )  # fmt: skip
         self.feed(on.AgentMessage(worker.node, stalled))
 
@@ -222,6 +225,7 @@ class Agent:
         self.machine = AgentMachine(self.config)
         self.now_ms = 0.0
         self.actions: tuple[AgentAction, ...] = ()
+        self.stop_grace_ms = 0
 
     def feed(self, event: agent_on.Event, after_ms: float = 1.0) -> tuple[AgentAction, ...]:
         self.now_ms += after_ms
@@ -239,7 +243,7 @@ class Agent:
         self.feed(agent_on.CoordinatorMessage(message))
 
     def start(self, *workers: tuple[str, int, int, bool], managed: bool = True) -> None:
-        self.order(StartWorkers(spec(managed=managed), 0, tuple(workers)))
+        self.order(StartWorkers(spec(managed=managed, stop_grace_ms=self.stop_grace_ms), 0, tuple(workers)))
 
     def join(self, name: str, pid: int = 50) -> None:
         worker = self.machine.state.workers[name]
@@ -257,6 +261,12 @@ class Agent:
         at_ms = self.machine.state.timers[timer]
         self.feed(agent_on.TimerFired(timer), after_ms=max(at_ms - self.now_ms, 0.0))
 
+    def beat(self) -> AgentHeartbeat:
+        self.fire("heartbeat/coordinator")
+        (beat,) = self.said(AgentHeartbeat)
+        assert isinstance(beat, AgentHeartbeat)
+        return beat
+
     def live(self, *workers: tuple[str, int, int, bool]) -> None:
         """Start these and bring them to READY."""
         self.feed(agent_on.CoordinatorConnected())
@@ -267,10 +277,11 @@ class Agent:
             self.ready(name)
 
 
-def spec(*, managed: bool = True) -> TaskSpec:
+def spec(*, managed: bool = True, stop_grace_ms: int = 0) -> TaskSpec:
     return TaskSpec(
-        TASK, ("train.py",), "/tmp", {}, Layout(dp=2, num_micro_batches=4), "/log", "ckpt", 5, 0, 3.0, managed
-    )
+        TASK, ("train.py",), "/tmp", {}, Layout(dp=2, num_micro_batches=4), "/log", "ckpt", 5, 0, stop_grace_ms, 3.0,
+        Budgets(), managed,
+    )  # fmt: skip
 
 
 def pulse(**fields: Any) -> agent_on.Pulse:

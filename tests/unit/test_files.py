@@ -26,7 +26,9 @@ env: {A: "1"}
 checkpoint: {dir: ckpt, every: 500}
 recovery: in-order
 exact: false
-restart: {max: 3, fatal_exit_codes: [3], stopped_grace_s: 0.5}
+restart: {max: 3, fatal_exit_codes: [3], stopped_grace_s: 0.5, grace_s: 2}
+timeouts: {iteration_s: 60, save_s: 5}
+observe_only: true
 """
 
 
@@ -39,6 +41,10 @@ def test_a_job(tmp_path: Path) -> None:
     assert job["checkpoint_dir"] == str(tmp_path / "ckpt") and job["checkpoint_every"] == 500
     assert (job["stopped_grace_ms"], job["restart_max"]) == (500, 3)
     assert Path(job["cwd"]) == tmp_path
+    assert job["budgets"] == {
+        "iteration_ms": 60_000.0, "first_iteration_ms": 1_800_000.0, "evaluation_ms": 3_600_000.0, "save_ms": 5_000.0,
+    }  # fmt: skip
+    assert (job["observe_only"], job["stop_grace_ms"]) == (True, 2_000)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +68,11 @@ def test_a_job(tmp_path: Path) -> None:
         ("throughput: guess", "Invalid enum value 'guess'"),
         ("model: {layers: 24}", "missing required field `hidden` - at `model`"),
         ("model: {layers: 24, hidden: 2048, heads: 15, seq: 8, vocab: 8}", "not divisible by its 15 heads"),
-        ("timeouts: {save_s: 3}", "timeouts cannot be chosen"),
+        ("timeouts: {save_s: 0}", "timeouts.save_s is 0.0: give seconds above 0"),
         ("timeouts: {svae_s: 3}", "unknown field timeouts.svae_s; did you mean save_s?"),
         ("recovery: fastest", "recovery cannot be chosen"),
         ("recovery: slow", "Invalid enum value 'slow'"),
-        ("restart: {grace_s: 3}", "restart.grace_s cannot be chosen"),
+        ("restart: {grace_s: -3}", "restart.grace_s is -3.0"),
         ("checkpoint: {every: 3}", "checkpoint.every without checkpoint.dir"),
         ("name: a/b", "name 'a/b'"),
         ("backup: {every: 2}", "use checkpoint"),

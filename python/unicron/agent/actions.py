@@ -19,6 +19,7 @@ from unicron.messages import (
     WorkerLost,
     WorkerStalled,
     WorkerStopped,
+    WorkerUnkillable,
     WorkerUp,
     WorkerWelcome,
 )
@@ -32,9 +33,11 @@ ToCoordinator = (
     | WorkerStopped
     | WorkerContinued
     | WorkerStalled
+    | WorkerUnkillable
     | WorkerExited
     | FromWorker
 )
+SIGTERM, SIGKILL = 15, 9
 ToWorker = PublishEpoch | FinishUnderstudies | StopTask | SaveAndHold
 
 
@@ -102,7 +105,17 @@ class ReleaseSlot:
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
-    """SIGKILL to its process (by pidfd, so never to a stranger)."""
+    """A signal to its process (by pidfd, so never to a stranger): SIGKILL, or SIGTERM where it may leave by itself."""
+
+    worker: str
+    pid: int
+    reason: str
+    signal: int = SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class InspectWorker:
+    """It was killed and is still there: in what state is it? Answered by WorkerInspected."""
 
     worker: str
     pid: int
@@ -187,6 +200,7 @@ Action = (
     | WatchWorker
     | ReleaseSlot
     | KillWorker
+    | InspectWorker
     | LookAtOwner
     | GrantArena
     | DropArena

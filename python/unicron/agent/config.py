@@ -19,18 +19,19 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owner_gone_ms: float = 20.0  # between two looks at a dead arena owner
     owner_gone_ms_max: float = 5_000.0  # then the adopter gets a fresh arena
     kill_ms: float = 1_000.0  # between two kills of the same process
+    kills_max: int = 5  # then the kernel cannot end it, and the node is to blame
     exit_status_ms_max: float = 5_000.0  # from the mutex to the exit status; then without it
     exit_ms_max: float = 30_000.0  # from Finished to the end of the process
     # budgets of a loop that does not advance
     stall_ms_min: float = 1_500.0  # below this nothing is a stall: a busy machine is no fault
     start_ms_max: float = 300_000.0  # STARTING: imports, model
     idle_ms_max: float = 120_000.0  # the script's own code between iterations
+    idle_suspect_ms: float = 10_000.0  # of it, before evidence is heard
     heal_ms_max: float = 60_000.0
-    evaluate_ms_max: float = 3_600_000.0
-    save_ms_max: float = 1_800_000.0
-    usual_kept_max: int = 16  # samples per stage
     # a coordinator of an older term is left for so long; then the newer one's journal must have been lost
     term_ms_max: float = 15_000.0
+    sample_ms_max: float = 1_000.0  # of a gap between two samples that counts as watched
+    pace_kept_max: int = 64  # committed iterations of a worker between two heartbeats
     # queues
     reports_kept_max: int = 256  # what a coordinator that comes back is told again
     workers_max: int = 256

@@ -40,6 +40,8 @@ def fork_of(order: StartWorkers, worker: str, incarnation: int, rank: Rank, node
     if spec.managed:
         env["UNICRON_AGENT"] = socket
     logs = log_folder(spec, incarnation, rank)
+    if logs:
+        env["TORCHELASTIC_ERROR_FILE"] = f"{logs}/error.json"
     return Fork(
         worker=worker,
         argv=spec.command,

@@ -35,6 +35,24 @@ WorkerSays = WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Heal
 
 
 @dataclass(frozen=True, slots=True)
+class IterationSums:
+    """A worker's sums since it began, at a commit: the difference of two is exact, whatever lies between them."""
+
+    iteration: int
+    compute_ns: int  # without waiting in collectives
+    micro_batches: int
+    waits_ns: tuple[int, ...]  # by types.WaitKind
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadTimes:
+    """What the kernel says of one thread, in ms since it began."""
+
+    ran_ms: float
+    starved_ms: float  # runnable, and another had the processor
+
+
+@dataclass(frozen=True, slots=True)
 class Pulse:
     """A pulse page as read at one moment (_core.PulsePage)."""
 
@@ -46,6 +64,14 @@ class Pulse:
     waiting: bool
     fault_ns: int = 0
     committed_iteration: int = -1
+    declared_ms: float = 0.0  # the script's own bound for what it does
+    # since the last sample
+    intervals: tuple[tuple[int, int, float], ...] = ()  # (stage, iteration, ms) that ended
+    iterations: tuple[IterationSums, ...] = ()  # that were committed
+    # of the loop's thread, read only while the loop stands still
+    thread: ThreadTimes | None = None
+    last_words: str = ""  # of a C++ exception that nobody caught
+    held: str = ""  # who holds this process on purpose, in words: a debugger, a frozen control group
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +136,16 @@ class MutexReleased:
 
 @dataclass(frozen=True, slots=True)
 class ChildStatusSeen:
-    """The template (or waitpid) says exited, signaled, stopped or continued; traced: /proc says 't'."""
+    """The template (or waitpid) says exited, signaled, stopped or continued."""
 
     status: ChildStatus
     seen_ns: int
     pulse: Pulse | None
-    traced: bool = False
+    held: str = ""  # stopped: who holds it on purpose, in words
+    oom: bool | None = None  # signal 9: was it the kernel's out-of-memory killer? None: that cannot be read here
+    oom_text: str = ""  # what says so
+    words: str = ""  # that it left in its files
+    words_where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +168,15 @@ class OwnerLooked:
 
     worker: str
     gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInspected:
+    """Answer to InspectWorker: the letter of its state in /proc ('' when it is gone), and who holds it."""
+
+    worker: str
+    state: str
+    held: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +203,7 @@ Event = (
     | PulsesSampled
     | ArenaRequested
     | OwnerLooked
+    | WorkerInspected
     | TemplateLost
     | TimerFired
 )

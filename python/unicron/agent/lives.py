@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from unicron.agent import arenas
 from unicron.agent.actions import (
+    SIGTERM,
     ExecWorker,
     ForkWorker,
+    InspectWorker,
     KillWorker,
     ReleaseSlot,
     SendWorker,
@@ -23,6 +25,7 @@ from unicron.agent.events import (
     MutexReleased,
     Pulse,
     WorkerForked,
+    WorkerInspected,
     WorkerJoined,
     WorkerMessage,
 )
@@ -40,12 +43,15 @@ from unicron.messages import (
     WorkerLost,
     WorkerReady,
     WorkerStopped,
+    WorkerUnkillable,
     WorkerWelcome,
+    cut,
 )
 from unicron.types import Method, Stage
 
 PULSE_BYTES = 4096
 GONE_KEPT_MAX = 64
+OUT_OF_MEMORY = "out of memory"
 
 
 def start_workers(step: Step, order: StartWorkers) -> None:
@@ -170,7 +176,7 @@ def on_said(step: Step, event: WorkerMessage) -> None:
         step.report_up(worker, "it is ready")
         return
     if isinstance(body, ExceptionRaised):
-        worker.exception = body
+        worker.exception = worker.exception if body.thread else body
     elif isinstance(body, Finished):
         worker.has_finished = worker.is_leaving = True
         if not worker.is_dead:
@@ -181,8 +187,11 @@ def on_said(step: Step, event: WorkerMessage) -> None:
     step.report(said, f"{worker.name} says {type(body).__name__}")
 
 
-def end_worker(step: Step, task: str, name: str, reason: str) -> None:
-    """Kill with evidence. Who is dead or unknown is reported (again): the order waits for exactly that."""
+def end_worker(step: Step, task: str, name: str, reason: str, grace_ms: float = 0.0) -> None:
+    """Kill with evidence. Who is dead or unknown is reported (again): the order waits for exactly that.
+
+    grace_ms: it is asked to leave (SIGTERM) so long before it is killed.
+    """
     worker = step.state.workers.get(name)
     if worker is None:
         lost = WorkerLost(
@@ -196,20 +205,40 @@ def end_worker(step: Step, task: str, name: str, reason: str) -> None:
         if worker.last_report is not None:
             step.report(worker.last_report, f"{name} is dead already")
         return
-    worker.end_reason = worker.end_reason or reason
-    _kill(step, worker)
+    is_first, worker.end_reason = not worker.end_reason, worker.end_reason or reason
+    if grace_ms <= 0:
+        _kill(step, worker)
+    elif is_first and worker.pid:
+        step.actions.append(KillWorker(worker.name, worker.pid, worker.end_reason, SIGTERM))
+        step.set_timer("kill", worker.name, grace_ms, "asked to leave; then it is killed")
 
 
 def _kill(step: Step, worker: Worker) -> None:
     if worker.pid:
+        worker.kills += 1
         step.actions.append(KillWorker(worker.name, worker.pid, worker.end_reason))
     delay_ms = step.config.kill_ms
     step.set_timer("kill", worker.name, delay_ms, "a killed process must be seen dead")
 
 
 def on_kill_timer(step: Step, worker: Worker) -> None:
-    if not worker.is_dead:
-        _kill(step, worker)
+    if worker.is_dead:
+        return
+    _kill(step, worker)
+    if worker.kills == step.config.kills_max:
+        step.actions.append(InspectWorker(worker.name, worker.pid, f"killed {worker.kills} times and not dead"))
+
+
+def on_inspected(step: Step, event: WorkerInspected) -> None:
+    worker = step.state.workers.get(event.worker)
+    if worker is None:
+        step.refuse("unknown_worker", f"WorkerInspected: {event.worker}")
+    elif not worker.is_dead and event.state not in ("", "Z", "X"):
+        state = "in uninterruptible sleep" if event.state == "D" else f"in state {event.state}"
+        held = f"; {event.held}" if event.held else ""
+        text = f"process {worker.pid} was killed {worker.kills} times and is still there, {state}{held}"
+        stuck = WorkerUnkillable(step.config.node, worker.task, worker.name, worker.rank, text)
+        step.report(stuck, f"{worker.name} cannot be killed")
 
 
 def on_released(step: Step, event: MutexReleased) -> None:
@@ -240,6 +269,8 @@ def on_status(step: Step, event: ChildStatusSeen) -> None:
     if event.pulse is not None:
         worker.pulse = event.pulse
     cause = f"{'signal' if status.kind == 'signaled' else 'exit code'} {status.status}"
+    if event.oom:
+        cause = f"{OUT_OF_MEMORY} ({cause})"
     is_end = status.kind == "exited" and status.status == 0
     lost = isinstance(worker.last_report, WorkerLost)
     if is_end and not lost and not worker.end_reason:
@@ -249,7 +280,9 @@ def on_status(step: Step, event: ChildStatusSeen) -> None:
         if not worker.is_dead:
             worker.move("dying")
     else:
-        _report_lost(step, worker, worker.pulse, event.seen_ns, cause)
+        said = worker.pulse.last_words if worker.pulse else ""
+        text = "\n".join(filter(None, (said, event.words, event.oom_text)))
+        _report_lost(step, worker, worker.pulse, event.seen_ns, cause, (text, event.words_where))
     _gone(step, worker, cause)
 
 
@@ -260,8 +293,10 @@ def on_status_timer(step: Step, worker: Worker) -> None:
     _gone(step, worker, "exit status unknown")
 
 
-def _report_lost(step: Step, worker: Worker, pulse: Pulse | None, seen_ns: int, cause: str) -> None:
-    """First report on first evidence; a second one only adds the cause."""
+def _report_lost(
+    step: Step, worker: Worker, pulse: Pulse | None, seen_ns: int, cause: str, words: tuple[str, str] = ("", "")
+) -> None:
+    """First report on first evidence; a second one only adds the cause. words: text and place of what it left."""
     before = worker.last_report
     if isinstance(before, WorkerLost) and before.cause:
         return
@@ -279,14 +314,14 @@ def _report_lost(step: Step, worker: Worker, pulse: Pulse | None, seen_ns: int, 
         rank=worker.rank,
         method=(Method.EXCEPTION if exception else Method.PROCESS).value,
         cause=cause,
-        text=exception.text if exception else "",
+        text=exception.text if exception else cut(words[0]),
         stage=pulse.stage if pulse else Stage.STARTING,
         iteration=pulse.iteration if pulse else -1,
         micro_batch=pulse.micro_batch if pulse else -1,
         fault_ns=pulse.fault_ns if pulse else 0,
         seen_ns=first_seen_ns,
         log=worker.log,
-        where=exception.where if exception else "",
+        where=exception.where if exception else words[1],
     )
     worker.last_report = lost
     if not worker.is_dead:
@@ -317,8 +352,9 @@ def _on_stop(step: Step, worker: Worker, event: ChildStatusSeen) -> None:
     node, task, fault_ns = step.config.node, worker.task, event.pulse.fault_ns if event.pulse else 0
     worker.is_stopped = event.status.kind == "stopped"
     if worker.is_stopped:
-        stopped = WorkerStopped(node, task, worker.name, worker.rank, fault_ns, event.seen_ns, event.traced)
-        step.report(stopped, f"{worker.name} is stopped")
+        held = event.held
+        stopped = WorkerStopped(node, task, worker.name, worker.rank, fault_ns, event.seen_ns, bool(held), held)
+        step.report(stopped, f"{worker.name} is stopped{f': {held}' if held else ''}")
     else:
         worker.stall_rebase = True
         continued = WorkerContinued(node, task, worker.name, worker.rank)

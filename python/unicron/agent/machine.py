@@ -6,6 +6,8 @@ itself does not outlive its incarnation: a new agent finds no workers, because w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from unicron.agent import arenas, lives
 from unicron.agent.actions import Action, ArmPulse, LeaveCoordinator, SendCoordinator, SendWorker
 from unicron.agent.config import AgentConfig
@@ -25,6 +27,7 @@ from unicron.agent.events import (
     TimerFired,
     WorkerDisconnected,
     WorkerForked,
+    WorkerInspected,
     WorkerJoined,
     WorkerMessage,
 )
@@ -43,6 +46,7 @@ from unicron.messages import (
     SaveAndHold,
     StartWorkers,
     StopTask,
+    WorkerPace,
 )
 
 EARLY_MS = 0.5  # hosts round timers
@@ -107,6 +111,8 @@ class AgentMachine:
                 on_sampled(step, event)
             case ArenaRequested():
                 arenas.on_requested(step, event)
+            case WorkerInspected():
+                lives.on_inspected(step, event)
             case OwnerLooked():
                 arenas.on_looked(step, event.worker, event.gone)
             case TemplateLost():
@@ -197,7 +203,8 @@ class AgentMachine:
         self._end(message.task, message.reason)
         for worker in self.state.of_task(message.task):
             if not worker.is_dead:
-                lives.end_worker(step, message.task, worker.name, message.reason)
+                grace_ms = 0 if worker.is_stopped else self.state.specs[worker.task].stop_grace_ms
+                lives.end_worker(step, message.task, worker.name, message.reason, grace_ms)
         arenas.drop_of_ended(step, message.task)
 
     def _on_finish(self, step: Step, message: FinishUnderstudies) -> None:
@@ -217,6 +224,8 @@ class AgentMachine:
     def _end(self, task: str, reason: str) -> None:
         self.state.ended[task] = reason
         self.state.plans.pop(task, None)
+        for key in [key for key in self.state.times if key[0] == task]:
+            del self.state.times[key]
         while len(self.state.ended) > self.config.reports_kept_max:
             del self.state.ended[next(iter(self.state.ended))]
 
@@ -255,6 +264,12 @@ class AgentMachine:
             case _:
                 raise AssertionError(f"unknown timer {name}")
 
+    def _paces(self) -> Iterator[WorkerPace]:
+        for worker in self.state.workers.values():
+            if worker.pace and not worker.is_dead and not worker.waiting:
+                yield WorkerPace(worker.name, worker.rank, tuple(worker.pace))
+            worker.pace.clear()
+
     def _beat(self, step: Step) -> None:
         if not self.state.is_connected:
             return  # the next connection starts them again
@@ -264,6 +279,7 @@ class AgentMachine:
             incarnation=self.config.incarnation,
             sequence=self.state.sequence,
             workers=tuple(w.status() for w in self.state.workers.values() if not w.is_dead),
+            paces=tuple(self._paces()),
         )
         step.actions.append(SendCoordinator(beat, "alive"))
         step.set_timer("heartbeat", "coordinator", self.config.heartbeat_ms, "the next one")

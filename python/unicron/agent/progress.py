@@ -1,50 +1,96 @@
-"""Does a worker's loop advance? Statistics per stage of what is usual here, from samples of the pulse pages.
+"""Does a worker's loop advance? What is usual is learned from every interval (csrc/monitor/phase_times.h).
 
-A loop that stands still for stall_factor x the usual time of its stage is reported, together with whether it waits
-in a collective: who waits is an echo, who does not may be the root (the coordinator compares). Starting, evaluation
-and saving have budgets of their own; a worker that waits for a role has none.
+A loop that stands still for 1.5 times the usual of its stage is a suspicion, told together with two things that do
+not come from its clock: whether it waits in a collective (who waits is an echo, who does not may be the root: the
+coordinator compares), and what its thread did meanwhile. After 3 times the agent is sure. The first iteration,
+evaluation, saving and what the script declares have bounds of their own; a worker that waits for a role has none.
+
+Standing still is counted only as far as this agent watched it: an agent that was stopped itself, or a clock that was
+set, makes nobody a suspect.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
+from unicron._core import PhaseTimes
 from unicron.agent.events import Pulse, PulsesSampled
-from unicron.agent.state import Worker
+from unicron.agent.state import Standstill, Worker
 from unicron.agent.step import Step
-from unicron.messages import WorkerContinued, WorkerStalled
-from unicron.types import Stage
+from unicron.messages import PaceSample, WorkerContinued, WorkerStalled, WorkerStopped
+from unicron.types import Cpu, Stage
 
 MEASURED = (Stage.COMPUTE, Stage.TIE, Stage.REDUCE, Stage.COMMIT, Stage.STEP, Stage.GATHER)
 UNBOUNDED = (Stage.WAITING, Stage.DONE)  # a role, or the exit timer, ends these
+SUSPECT, SURE = 1, 2
+HEIR_FACTOR = 3.0  # its first iteration may take so many times what makes others suspect for sure
+
+Budget = tuple[float, float, float]  # usual (0: not learned), suspect, sure; ms
 
 
 def on_sampled(step: Step, event: PulsesSampled) -> None:
     for name, pulse in event.pulses:
         worker = step.state.workers.get(name)
         if worker is not None and worker.can_hear:
+            _learn(step, worker, pulse)
+            _keep_pace(step, worker, pulse)
             _on_pulse(step, worker, pulse, event.now_ns)
 
 
 def _on_pulse(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
     before, worker.pulse = worker.pulse, pulse
-    if worker.stall_rebase:
-        worker.stall_rebase, worker.stall_reported = False, False
-        worker.stall_base_ns = now_ns
+    watched_ms = min(max((now_ns - worker.sampled_ns) / 1e6, 0.0), step.config.sample_ms_max)
+    worker.sampled_ns = now_ns
+    if worker.stall_rebase:  # a new epoch, or it was continued: its clock begins now
+        worker.stall_rebase = False
+        worker.still = Standstill(thread=pulse.thread)
         return
     if before is None or pulse.progress != before.progress:
-        if before is not None:
-            _learn(step, worker, before, pulse)
-        if worker.stall_reported:
-            worker.stall_reported = False
+        if worker.held:
+            _release(step, worker)
+            worker.held = ""
+        if worker.still.level:
             again = WorkerContinued(step.config.node, worker.task, worker.name, worker.rank)
             step.report(again, f"{worker.name} advances again")
+        worker.still = Standstill()
+        if before is not None:  # it began somewhere since the last sample
+            worker.still.stood_ms = min(watched_ms, max((now_ns - pulse.since_ns) / 1e6, 0.0))
         return
-    budget_ms = budget_of(step, worker, pulse.stage)
-    stalled_ms = (now_ns - max(pulse.since_ns, worker.stall_base_ns)) / 1e6
-    if budget_ms is None or stalled_ms <= budget_ms or worker.stall_reported or worker.is_stopped:
+    still = worker.still
+    if still.thread is None:
+        still.thread = pulse.thread
+    _note_held(step, worker, pulse, now_ns)
+    if worker.is_stopped or worker.held:
         return
-    worker.stall_reported = True
+    still.stood_ms += watched_ms
+    _judge(step, worker, pulse, now_ns)
+
+
+def _note_held(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
+    """Somebody holds it on purpose: it does not stand still, and this is said, once."""
+    if pulse.held and not worker.held and not worker.is_stopped:
+        where = (step.config.node, worker.task, worker.name, worker.rank)
+        held = WorkerStopped(*where, pulse.fault_ns, now_ns, traced=True, held=pulse.held)
+        step.report(held, f"{worker.name}: {pulse.held}")
+    elif worker.held and not pulse.held:
+        _release(step, worker)
+    worker.held = pulse.held
+
+
+def _release(step: Step, worker: Worker) -> None:
+    again = WorkerContinued(step.config.node, worker.task, worker.name, worker.rank)
+    step.report(again, f"{worker.name} is held no more")
+    worker.still = Standstill()
+
+
+def _judge(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
+    still = worker.still
+    budget = budget_of(step, worker, pulse)
+    if budget is None:
+        return
+    usual_ms, suspect_ms, sure_ms = budget
+    level = SURE if still.stood_ms > sure_ms else SUSPECT if still.stood_ms > suspect_ms else 0
+    if level <= still.level:
+        return
+    still.level = level
     stalled = WorkerStalled(
         node=step.config.node,
         task=worker.task,
@@ -54,37 +100,110 @@ def _on_pulse(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
         iteration=pulse.iteration,
         micro_batch=pulse.micro_batch,
         waiting_in_collective=pulse.waiting,
-        stalled_ms=stalled_ms,
-        budget_ms=budget_ms,
+        stalled_ms=still.stood_ms,
+        budget_ms=sure_ms if level == SURE else suspect_ms,
         fault_ns=pulse.fault_ns,
         seen_ns=now_ns,
+        is_sure=level == SURE,
+        usual_ms=usual_ms,
+        cpu=_cpu_of(still, pulse),
     )
     step.report(stalled, f"{worker.name} stands still in {pulse.stage.name.lower()}")
 
 
-def _learn(step: Step, worker: Worker, before: Pulse, pulse: Pulse) -> None:
-    """The mean gap between two advances since the last sample: an estimate for the stage it was in."""
-    advances = pulse.progress - before.progress
-    if advances <= 0 or before.stage not in MEASURED:
+def _cpu_of(still: Standstill, pulse: Pulse) -> Cpu:
+    """Of the time it stood still: a twentieth computing is busy, a fifth waiting for the processor is starved."""
+    if still.thread is None or pulse.thread is None or still.stood_ms <= 0:
+        return Cpu.UNKNOWN
+    ran = (pulse.thread.ran_ms - still.thread.ran_ms) / still.stood_ms
+    starved = (pulse.thread.starved_ms - still.thread.starved_ms) / still.stood_ms
+    if starved >= 0.2:
+        return Cpu.STARVED
+    return Cpu.BUSY if ran >= 0.05 else Cpu.IDLE
+
+
+# ------------------------------------------------------------ what is usual
+
+
+def times_of(step: Step, worker: Worker) -> PhaseTimes:
+    """Of the role: an heir is measured by what its predecessor showed."""
+    key = (worker.task, worker.rank)
+    times = step.state.times.get(key)
+    if times is None:
+        times = step.state.times[key] = PhaseTimes(worker.stall_factor, step.config.stall_ms_min)
+    return times
+
+
+def _learn(step: Step, worker: Worker, pulse: Pulse) -> None:
+    """Every interval but those of the worker's first iteration, and those in which an epoch began."""
+    if worker.stall_rebase or worker.is_stopped:
         return
-    kept = worker.usual_ms.setdefault(before.stage, deque(maxlen=step.config.usual_kept_max))
-    kept.append((pulse.since_ns - before.since_ns) / 1e6 / advances)
+    for stage, iteration, ms in pulse.intervals:
+        if stage not in MEASURED and stage != Stage.IDLE:
+            continue
+        if worker.first_iteration is None:
+            worker.first_iteration = iteration
+        if iteration > worker.first_iteration:
+            times_of(step, worker).add(stage, ms)
 
 
-def budget_of(step: Step, worker: Worker, stage: Stage) -> float | None:
-    config = step.config
+def budget_of(step: Step, worker: Worker, pulse: Pulse) -> Budget | None:
+    config, spec = step.config, step.state.specs[worker.task]
+    stage, budgets = pulse.stage, spec.budgets
     if stage in UNBOUNDED:
         return None
     if stage in MEASURED:
-        kept = worker.usual_ms.get(stage)
-        if not kept:
-            return config.start_ms_max  # the first iteration compiles, allocates, connects
-        usual_ms = sorted(kept)[(3 * (len(kept) - 1)) // 4]
-        return max(config.stall_ms_min, worker.stall_factor * usual_ms)
-    return {
+        learned = times_of(step, worker).budget(int(stage))
+        if learned is None or worker.first_iteration is None or pulse.iteration <= worker.first_iteration:
+            return _first(learned, budgets.first_iteration_ms)
+        return _declared(budgets.iteration_ms) if budgets.iteration_ms else learned
+    if stage is Stage.IDLE:
+        return _idle(times_of(step, worker).budget(int(stage)), config.idle_suspect_ms, config.idle_ms_max)
+    declared_ms = {
         Stage.STARTING: config.start_ms_max,
-        Stage.IDLE: config.idle_ms_max,
         Stage.HEAL: config.heal_ms_max,
-        Stage.EVALUATE: config.evaluate_ms_max,
-        Stage.SAVE: config.save_ms_max,
+        Stage.EVALUATE: budgets.evaluation_ms,
+        Stage.SAVE: budgets.save_ms,
     }[stage]
+    return _declared(pulse.declared_ms or declared_ms)
+
+
+def _first(learned: Budget | None, ms: float) -> Budget:
+    """Where the role's former holder showed what is usual, an heir's first iteration is suspect long before its bound,
+    which is then a verdict only with evidence."""
+    if learned is None:
+        return _declared(ms)
+    usual_ms, _, sure_ms = learned
+    return usual_ms, min(HEIR_FACTOR * sure_ms, ms), ms
+
+
+def _idle(learned: Budget | None, suspect_ms: float, ms: float) -> Budget:
+    """The script's own code: it may log, or write for a while, so only evidence makes a verdict before the bound."""
+    if learned is None:
+        return _declared(ms)
+    return learned[0], min(max(learned[1], suspect_ms), ms), ms
+
+
+def _declared(ms: float) -> Budget:
+    """A bound that somebody stated is no statistic: there is nothing to suspect before it."""
+    return 0.0, ms, ms
+
+
+# ------------------------------------------------------------ pace, for comparison with others
+
+
+def _keep_pace(step: Step, worker: Worker, pulse: Pulse) -> None:
+    """Committed iterations, as the coordinator compares them (coordinator/slowness.py)."""
+    for sums in pulse.iterations:
+        before, worker.sums = worker.sums, sums
+        if before is None or worker.stall_rebase:
+            continue
+        iterations, micro_batches = sums.iteration - before.iteration, sums.micro_batches - before.micro_batches
+        if iterations < 1:
+            continue  # back to a checkpoint
+        compute_ms = (sums.compute_ns - before.compute_ns) / 1e6 / max(micro_batches, iterations)
+        waits = zip(sums.waits_ns, before.waits_ns, strict=True)
+        waits_ms = tuple((now - then) / 1e6 / iterations for now, then in waits)
+        worker.pace.append(PaceSample(sums.iteration, compute_ms, waits_ms))
+    while len(worker.pace) > step.config.pace_kept_max:
+        worker.pace.popleft()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from unicron.agent.events import Pulse
+from unicron._core import PhaseTimes
+from unicron.agent.events import IterationSums, Pulse, ThreadTimes
 from unicron.agent.transitions import DEAD, Phase, next_phase
 from unicron.messages import (
     ExceptionRaised,
     FromWorker,
+    PaceSample,
     TaskSpec,
     WorkerContinued,
     WorkerExited,
@@ -17,10 +19,22 @@ from unicron.messages import (
     WorkerStalled,
     WorkerStatus,
     WorkerStopped,
+    WorkerUnkillable,
 )
 from unicron.types import EpochPlan, Rank, Stage
 
-Report = WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerExited | FromWorker
+Report = (
+    WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerUnkillable | WorkerExited | FromWorker
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Standstill:
+    """Since the loop's last advance."""
+
+    stood_ms: float = 0.0  # as far as this agent watched
+    level: int = 0  # that was reported
+    thread: ThreadTimes | None = None  # its loop's thread when it was first seen to stand
 
 
 @dataclass(slots=True)
@@ -42,13 +56,17 @@ class Worker:
     is_leaving: bool = False  # told to leave: exit code 0 is not early
     is_stopped: bool = False
     end_reason: str = ""
+    kills: int = 0
+    held: str = ""  # who holds it on purpose, as was reported
     exception: ExceptionRaised | None = None
     last_report: WorkerLost | WorkerExited | None = None
     pulse: Pulse | None = None
-    usual_ms: dict[Stage, deque[float]] = field(default_factory=dict)
-    stall_reported: bool = False
-    stall_base_ns: int = 0  # nothing before this moment counts as standing still
-    stall_rebase: bool = False
+    still: Standstill = field(default_factory=Standstill)
+    stall_rebase: bool = False  # nothing before the next sample counts as standing still
+    sampled_ns: int = 0
+    first_iteration: int | None = None  # of this process: it compiles, allocates, connects
+    sums: IterationSums | None = None
+    pace: deque[PaceSample] = field(default_factory=deque)  # for the next heartbeat
 
     @property
     def is_dead(self) -> bool:
@@ -117,6 +135,7 @@ class State:
     roles: dict[tuple[str, Rank], str] = field(default_factory=dict)  # (task, rank) -> arena id
     adoptions: list[Adoption] = field(default_factory=list)
     timers: dict[str, float] = field(default_factory=dict)
+    times: dict[tuple[str, Rank], PhaseTimes] = field(default_factory=dict)  # what is usual for a role
 
     def free_slot(self) -> int:
         used = {w.slot for w in self.workers.values() if w.phase is not Phase.GONE}

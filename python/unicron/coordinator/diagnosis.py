@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.messages import CollectiveFailed, ExceptionRaised, WorkerLost
-from unicron.types import Method, Rank, Stage
+from unicron.types import Cpu, Method, Rank, Stage
 
 
 def signature_of(lost: WorkerLost, exception: ExceptionRaised | None) -> str:
@@ -24,7 +24,7 @@ def signature_of(lost: WorkerLost, exception: ExceptionRaised | None) -> str:
         return f"{cause} at {lost.where}"  # its last words came after the news of its death
     if cause == "signal 9" or not cause:
         return ""
-    if cause.startswith(("signal ", "exit code ")):
+    if cause.startswith(("signal ", "exit code ", "out of memory")):
         return cause
     return ""
 
@@ -59,18 +59,39 @@ def is_explained(task: TaskState, report: CollectiveFailed) -> bool:
     return any(epoch > report.epoch and (not report.inside or replica in wounded) for epoch, wounded in task.plans)
 
 
-def stall_root(task: TaskState) -> WorkerState | None:
-    """The member that all wait for: it does not wait itself, and another one waits (or its own excess is gross)."""
+def stall_root(task: TaskState) -> tuple[WorkerState, str] | None:
+    """The member that all wait for, and the second signal beside its clock: it stands still and waits for nobody.
+
+    Suspected (1.5 times its usual): only if all others wait and its thread sleeps. Sure (3 times): if any other waits,
+    or its thread sleeps. A lonely one that computes is given twice that, because it may be at work.
+    """
     stalled = [w for w in task.workers.values() if w.stalled and task.role_of(w.name) is not None]
-    waiting = [w for w in stalled if w.stalled and w.stalled.waiting_in_collective]
+    waiting = {w.name for w in stalled if w.stalled and w.stalled.waiting_in_collective}
     for worker in sorted(stalled, key=lambda w: w.rank):
-        assert worker.stalled is not None
-        if worker.stalled.waiting_in_collective:
+        if worker.name in waiting:
             continue
-        gross = worker.stalled.stalled_ms >= 2 * worker.stalled.budget_ms
-        if any(other is not worker for other in waiting) or gross:
-            return worker
+        second = _second_signal(task, worker, waiting)
+        if second:
+            return worker, second
     return None
+
+
+def _second_signal(task: TaskState, worker: WorkerState, waiting: set[str]) -> str:
+    stalled, plan = worker.stalled, task.plan
+    assert stalled is not None and plan is not None
+    others = [m.worker for m in plan.members if m.worker != worker.name and m.worker in task.workers]
+    sleeps = stalled.cpu is Cpu.IDLE
+    if others and sleeps and all(name in waiting for name in others):
+        return f"its thread sleeps, and all {len(others)} others wait"
+    if not stalled.is_sure:
+        return ""
+    if any(name in waiting for name in others):
+        return f"{sum(name in waiting for name in others)} of {len(others)} others wait"
+    if sleeps:
+        return "its thread sleeps"
+    if worker.thread_exception is not None:
+        return f"{worker.thread_exception.type} ended its thread {worker.thread_exception.thread}"
+    return "for twice its budget" if stalled.stalled_ms >= 2 * stalled.budget_ms else ""
 
 
 def deaf_to_plan(task: TaskState) -> list[WorkerState]:
@@ -88,7 +109,8 @@ def deaf_to_plan(task: TaskState) -> list[WorkerState]:
         freed = plan.layout.replica_size == 1 or plan.layout.replica_of(rank) in plan.wounded()
         if worker is None or not freed:
             continue
-        if worker.stage in (Stage.COMPUTE, Stage.SAVE) and worker.stalled is None:
+        is_sure = worker.stalled is not None and worker.stalled.is_sure
+        if worker.stage in (Stage.COMPUTE, Stage.SAVE) and not is_sure:
             continue
         if rank in task.awaiting and worker.progress == worker.progress_planned:
             deaf.append(worker)
@@ -101,6 +123,7 @@ def all_wait(task: TaskState) -> tuple[Rank, ...]:
         return ()
     for rank in task.plan.ranks:
         worker = task.holder(rank)
-        if worker is None or worker.stalled is None or not worker.stalled.waiting_in_collective:
+        stalled = worker.stalled if worker is not None else None
+        if stalled is None or not stalled.is_sure or not stalled.waiting_in_collective:
             return ()
     return task.plan.ranks

@@ -16,6 +16,7 @@ from unicron.messages import (
     WorkerLost,
     WorkerStalled,
     WorkerStopped,
+    WorkerUnkillable,
     WorkerUp,
 )
 from unicron.types import Rank
@@ -28,6 +29,7 @@ AgentSays = (
     | WorkerStopped
     | WorkerContinued
     | WorkerStalled
+    | WorkerUnkillable
     | WorkerExited
     | FromWorker
 )

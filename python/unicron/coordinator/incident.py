@@ -14,7 +14,8 @@ from unicron.types import Method, Outcome, PlanKind, Rank, Severity, Stage, Stat
 class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     task: str
-    fault: str  # worker lost | exception | stopped | stalled | connection | node lost | state lost
+    # worker lost | exception | stopped | stalled | connection | node lost | state lost | slow | held
+    fault: str
     severity: Severity
     node: str
     rank: Rank  # -1: no role was involved
@@ -48,6 +49,11 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slots: int = 0  # that the task held when it failed
     missing_slots: int = 0  # of them, those it went on without
     healthy_ms: float | None = None  # when their node was back and the task as wide as was decided
+    # what python/unicron/diagnosis says of cause and text
+    category: str = ""
+    rule: str = ""  # family.what
+    meaning: str = ""
+    is_only_told: bool = False  # nobody is lost and nothing was done: slow, held, observed only, a thread
     part_of: str = ""  # a worker's death that turned out to be its node's
     timeline: tuple[tuple[float, str], ...] = ()
 

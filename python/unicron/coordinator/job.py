@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from unicron.planner.cluster import NAME
-from unicron.types import Layout
+from unicron.types import Budgets, Layout
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,7 +20,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     managed: bool = True  # False: a torchrun script that never joins
     understudies: int = 1  # per node that has members; at most what the agent offers
     stopped_grace_ms: int = 5_000  # 0: a stopped worker is ended at once
+    stop_grace_ms: int = 30_000  # from SIGTERM to SIGKILL when the task is stopped; 0: killed at once
     stall_factor: float = 3.0
+    budgets: Budgets = Budgets()
+    observe_only: bool = False  # nothing is ended for standing still; the incident says what would have been
+    slow_ratio: float = 1.05  # a rank that computes so much longer than its peers is told
     checkpoint_dir: str = ""
     checkpoint_every: int = 0  # 0: never
     restart_max: int = 10  # workers (managed) or whole restarts (unmanaged)
@@ -53,10 +57,17 @@ def refusal_of(job: Job) -> str:
             f"layout: {layout.num_micro_batches} micro-batches do not reach {layout.dp} replicas; "
             "give at least one each"
         )
-    if job.understudies < 0 or job.restart_max < 0 or job.stopped_grace_ms < 0:
-        return "understudies, restart_max and stopped_grace_ms must not be negative"
+    if min(job.understudies, job.restart_max, job.stopped_grace_ms, job.stop_grace_ms) < 0:
+        return "understudies, restart_max, stopped_grace_ms and stop_grace_ms must not be negative"
     if job.stall_factor <= 1.0:
         return f"stall_factor is {job.stall_factor}, must be above 1"
+    if not job.slow_ratio > 1.0:
+        return f"slow_ratio is {job.slow_ratio}, must be above 1"
+    budgets = job.budgets
+    if budgets.iteration_ms < 0:
+        return f"budgets: iteration_ms is {budgets.iteration_ms}, must be 0 (learned) or more"
+    if min(budgets.first_iteration_ms, budgets.evaluation_ms, budgets.save_ms) <= 0:
+        return "budgets: the first iteration, evaluation and saving need more than 0 ms"
     return _planning_refusal(job)
 
 

@@ -41,7 +41,8 @@ def _everywhere(step: Step) -> list[str]:
 
 def _await_exits(step: Step, task: TaskState, reason: str) -> None:
     cancel_timers(step, task, reason)
-    step.set_timer("finish", task.name, step.config.finish_ms_max, "until the last worker is gone")
+    delay_ms = step.config.finish_ms_max + (task.job.stop_grace_ms if task.outcome == "stopped" else 0)
+    step.set_timer("finish", task.name, delay_ms, "until the last worker is gone")
     step.touch(task)
 
 

@@ -52,8 +52,14 @@ from unicron.messages import (
     WorkerLost,
     WorkerStalled,
     WorkerStopped,
+    WorkerUnkillable,
     WorkerUp,
 )
+
+WorkerFact = (
+    WorkerUp | WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerUnkillable | WorkerExited
+    | FromWorker
+)  # fmt: skip
 
 
 class CoordinatorMachine:
@@ -142,7 +148,7 @@ class CoordinatorMachine:
     def _on_fact(
         self,
         step: Step,
-        message: WorkerUp | WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerExited | FromWorker,
+        message: WorkerFact,
     ) -> None:
         name = message.status.task if isinstance(message, WorkerUp) else message.task
         task = self.state.tasks.get(name)
@@ -165,6 +171,8 @@ class CoordinatorMachine:
                 symptoms.on_continued(step, task, message)
             case WorkerStalled():
                 symptoms.on_stalled(step, task, message)
+            case WorkerUnkillable():
+                symptoms.on_unkillable(step, task, message)
             case FromWorker():
                 self._on_words(step, message)
 
@@ -195,6 +203,7 @@ FACT_OF: dict[type, str] = {
     WorkerStopped: "worker_stopped",
     WorkerContinued: "worker_stopped",
     WorkerStalled: "worker_stalled",
+    WorkerUnkillable: "worker_gone",
     CollectiveFailed: "collective_failed",
     ExceptionRaised: "exception_raised",
     StateLost: "state_lost",

@@ -10,10 +10,11 @@ from __future__ import annotations
 from unicron.coordinator.accounting import note_speed
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import NodeDeclaredLost, NodeJoined
+from unicron.coordinator.slowness import note_pace
 from unicron.coordinator.state import NodeState, TaskState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase
-from unicron.coordinator.workers import forget_worker, is_member, note_status
+from unicron.coordinator.workers import forget_worker, incident_of, is_member, note_status
 from unicron.messages import AgentHeartbeat, AgentHello, AgentWelcome, EndWorker, PublishEpoch, SaveAndHold
 from unicron.types import Method, Severity
 
@@ -75,7 +76,7 @@ def _absent(step: Step, task: TaskState, name: str) -> None:
     worker = task.workers[name]
     reason = "not among the workers its agent has"
     step.send(worker.node, EndWorker(task.name, name, reason), reason)
-    known = any(i.worker == name and i.task == task.name for i in step.state.incidents.values())
+    known = incident_of(step, task, name) is not None
     newest = max((w.incarnation for w in task.workers.values() if w.rank == worker.rank), default=-1)
     replaced = task.plan is None and newest > worker.incarnation
     skip = known or replaced or task.is_over or task.is_restarting or worker.rank in task.finished
@@ -118,6 +119,7 @@ def on_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
         task_of = step.state.tasks.get(status.task)
         if task_of is not None and status.worker in task_of.workers:
             note_status(step, task_of, status)
+    note_pace(step, node.name, message.paces)
     for name in sorted({status.task for status in message.workers} & step.state.tasks.keys()):
         note_speed(step, step.state.tasks[name])
 

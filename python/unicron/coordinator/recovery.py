@@ -12,6 +12,7 @@ import msgspec
 from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, stall_root
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.lifecycle import finish_task, stop_task
+from unicron.coordinator.observing import observe
 from unicron.coordinator.plans import Decision, end_leavers, publish
 from unicron.coordinator.starting import restart_all, wait_for_slots
 from unicron.coordinator.state import NodeState, Purpose, TaskState, WorkerState
@@ -219,9 +220,8 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
     deaf = deaf_to_plan(task)
     for worker in deaf:
         reason = f"its loop did not move in {step.config.heal_ms_max:.0f} ms since epoch {plan.epoch}"
-        open_stalled(step, task, worker, reason)
-        end_worker(step, task, worker, reason)
-    if deaf:
+        _end_stalled(step, task, worker, reason)
+    if deaf and not task.job.observe_only:
         step.set_timer("heal", task.name, step.config.heal_ms_max, "their deaths are reported first")
         step.touch(task)
         return False
@@ -240,16 +240,17 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
 
 
 def _settle_stalls(step: Step, task: TaskState) -> None:
-    root = stall_root(task)
-    if root is not None and root.phase is not WorkerPhase.ENDING:
+    found = stall_root(task)
+    if found is not None and found[0].phase is not WorkerPhase.ENDING:
+        root, second = found
         assert root.stalled is not None
         stalled = root.stalled
+        usual = f"usual {stalled.usual_ms:.0f}, " if stalled.usual_ms else ""
         reason = (
-            f"its loop did not advance for {stalled.stalled_ms:.0f} ms in "
-            f"{stalled.stage.name.lower()} (budget {stalled.budget_ms:.0f}) and waits for nobody"
+            f"its loop did not advance for {stalled.stalled_ms:.0f} ms in {stalled.stage.name.lower()} "
+            f"({usual}budget {stalled.budget_ms:.0f}) and waits for nobody; {second}"
         )
-        open_stalled(step, task, root, reason)
-        end_worker(step, task, root, reason)
+        _end_stalled(step, task, root, reason)
         return
     ranks = all_wait(task)
     if ranks and not task.lost and task.phase in (TaskPhase.RUNNING, TaskPhase.HEALING):
@@ -277,20 +278,22 @@ def _free_all(step: Step, task: TaskState, ranks: tuple[Rank, ...]) -> None:
     publish(step, task, Decision(PlanKind.RECONNECT, members, ranks, (), reason))
 
 
-def open_stalled(step: Step, task: TaskState, worker: WorkerState, reason: str) -> None:
-    if incident_of(step, task, worker.name) is not None:
-        return
+def _end_stalled(step: Step, task: TaskState, worker: WorkerState, reason: str) -> None:
     stalled = worker.stalled
-    step.open_incident(
-        Incident(
-            id="", task=task.name, fault="stalled", severity=Severity.SEV2, node=worker.node,
-            rank=worker.rank, method=Method.STATISTICS, worker=worker.name,
-            opened_ms=worker.stalled_ms if stalled else step.now_ms,
-            incarnation=worker.incarnation, cause=reason,
-            iteration=stalled.iteration if stalled else worker.iteration,
-            micro_batch=stalled.micro_batch if stalled else -1,
-            stage=stalled.stage if stalled else worker.stage,
-            detect_ms=detected_ms(step, worker.node, stalled.fault_ns, stalled.seen_ns) if stalled else None,
-        ),
-        reason,
+    opened = Incident(
+        id="", task=task.name, fault="stalled", severity=Severity.SEV2, node=worker.node,
+        rank=worker.rank, method=Method.STATISTICS, worker=worker.name,
+        opened_ms=worker.stalled_ms if stalled else step.now_ms,
+        incarnation=worker.incarnation, cause=reason,
+        text=worker.thread_exception.text if worker.thread_exception else "",
+        iteration=stalled.iteration if stalled else worker.iteration,
+        micro_batch=stalled.micro_batch if stalled else -1,
+        stage=stalled.stage if stalled else worker.stage,
+        detect_ms=detected_ms(step, worker.node, stalled.fault_ns, stalled.seen_ns) if stalled else None,
     )  # fmt: skip
+    if task.job.observe_only:
+        observe(step, worker, opened)
+        return
+    if incident_of(step, task, worker.name) is None:
+        step.open_incident(opened, reason)
+    end_worker(step, task, worker, reason)

@@ -225,8 +225,10 @@ def _(entry: IncidentRecorded, state: State) -> None:
             task.restarts += 1
         if incident.severity in (Severity.SEV1, Severity.SEV2):
             state.num_failures += 1
-        if incident.severity is Severity.SEV1 and incident.node:
-            state.node_faults[incident.node] = state.node_faults.get(incident.node, 0) + 1
+    before = state.incidents.get(incident.id)
+    was_sev1 = before is not None and before.severity is Severity.SEV1
+    if incident.severity is Severity.SEV1 and incident.node and not was_sev1:
+        state.node_faults[incident.node] = state.node_faults.get(incident.node, 0) + 1
     state.incidents[incident.id] = incident
     if incident.missing_slots and incident.healthy_ms is None:
         state.sub_healthy.add(incident.id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from unicron.coordinator.allocation import Allocation
 from unicron.coordinator.incident import Incident
@@ -26,6 +27,9 @@ from unicron.coordinator.transitions import (
 from unicron.messages import CollectiveFailed, ExceptionRaised, Healed, WorkerStalled
 from unicron.planner.planner import Planner
 from unicron.types import EpochPlan, Rank, Stage
+
+if TYPE_CHECKING:
+    from unicron.coordinator.slowness import Pace
 
 
 class Purpose(enum.StrEnum):
@@ -76,8 +80,11 @@ class WorkerState:
     stopped_ms: float | None = None  # seen stopped, not continued
     stop_detect_ms: float | None = None
     exception: ExceptionRaised | None = None  # it said so itself: about to die
+    thread_exception: ExceptionRaised | None = None  # ended a thread of it; it lives on
     stalled: WorkerStalled | None = None
     stalled_ms: float = 0.0
+    held: str = ""  # incident that says who holds it on purpose, until it is released
+    observed: bool = False  # would have been ended, and was not (observe_only); until it goes on
     end_reason: str = ""
     end_tries: int = 0
 
@@ -147,6 +154,7 @@ class TaskState:
     cause: str = ""  # (journal)
     accounts: Accounts = field(default_factory=Accounts)  # (journal)
     decided_ms: float | None = None  # when the transition under way was decided
+    pace: Pace | None = None  # who is slow; learned afresh by a new coordinator
     cause_to_stay: str = ""  # why it could not leave, for people
 
     def move(self, trigger: str) -> None:

@@ -6,14 +6,16 @@ from typing import Any
 
 import msgspec
 
+from unicron.coordinator.classifying import classify_soon
 from unicron.coordinator.diagnosis import is_explained
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.lifecycle import stop_task
+from unicron.coordinator.observing import note_going_on, note_released, observe, tell_held, tell_thread
 from unicron.coordinator.starting import restart_all
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import WorkerPhase
-from unicron.coordinator.workers import detected_ms, end_worker, incident_of, is_member
+from unicron.coordinator.workers import detected_ms, end_worker, forget_worker, incident_of, is_member
 from unicron.messages import (
     CollectiveFailed,
     ExceptionRaised,
@@ -22,8 +24,9 @@ from unicron.messages import (
     WorkerContinued,
     WorkerStalled,
     WorkerStopped,
+    WorkerUnkillable,
 )
-from unicron.types import Method, Severity
+from unicron.types import Method, Outcome, Severity
 
 
 def speaker(step: Step, task: TaskState, name: str) -> WorkerState | None:
@@ -74,6 +77,10 @@ def on_exception(step: Step, task: TaskState, message: FromWorker) -> None:
     worker = speaker(step, task, body.worker)
     if worker is None:
         return
+    if body.thread:
+        tell_thread(step, task, worker, body)
+        step.touch(task)
+        return
     if worker.exception is not None:
         step.refuse("duplicate", f"{worker.name} already raised {worker.exception.type}")
         return
@@ -86,7 +93,7 @@ def on_exception(step: Step, task: TaskState, message: FromWorker) -> None:
             iteration=body.iteration, micro_batch=body.micro_batch, stage=body.stage,
             detect_ms=detected_ms(step, worker.node, body.raised_ns, message.seen_ns),
         )  # fmt: skip
-        step.open_incident(opened, f"rank {worker.rank} raised {body.type} at {body.where}")
+        classify_soon(step, step.open_incident(opened, f"rank {worker.rank} raised {body.type} at {body.where}"))
     delay_ms = step.config.exception_exit_ms
     step.set_timer("exception", worker.name, delay_ms, "its process must leave by itself")
     step.touch(task)
@@ -126,7 +133,7 @@ def on_stopped(step: Step, task: TaskState, message: WorkerStopped) -> None:
     if worker is None:
         return
     if message.traced:
-        step.refuse("traced", f"{worker.name} is stopped by a debugger or a frozen cgroup")
+        tell_held(step, task, worker, message.held or "a debugger or a frozen cgroup holds it")
         return
     if worker.stopped_ms is None:
         worker.stopped_ms = step.now_ms
@@ -139,17 +146,39 @@ def on_stopped(step: Step, task: TaskState, message: WorkerStopped) -> None:
     step.touch(task)
 
 
+def on_unkillable(step: Step, task: TaskState, message: WorkerUnkillable) -> None:
+    """The kernel cannot end it: the node is to blame. Its role is filled; epochs fence what it may still do."""
+    worker = speaker(step, task, message.worker)
+    if worker is None:
+        return
+    before = incident_of(step, task, worker.name)
+    if before is not None:
+        step.change_incident(before, message.text, severity=Severity.SEV1, node=worker.node, text=message.text)
+    else:
+        opened = Incident(
+            id="", task=task.name, fault="cannot be killed", severity=Severity.SEV1, node=worker.node,
+            rank=worker.rank, method=Method.PROCESS, opened_ms=0.0, worker=worker.name,
+            incarnation=worker.incarnation, cause=worker.end_reason, text=message.text,
+            outcome=None if is_member(task, worker) and not task.is_over else Outcome.UNAFFECTED,
+        )  # fmt: skip
+        step.open_incident(opened, message.text)
+    forget_worker(step, task, worker, message.text)
+
+
 def end_stopped(step: Step, task: TaskState, worker: WorkerState) -> None:
-    if worker.phase is WorkerPhase.ENDING:
+    if worker.phase is WorkerPhase.ENDING or worker.observed:
         return
     reason = f"stopped for longer than its grace of {task.job.stopped_grace_ms} ms"
+    opened = Incident(
+        id="", task=task.name, fault="stopped", severity=Severity.SEV2, node=worker.node,
+        rank=worker.rank, method=Method.PROCESS, opened_ms=worker.stopped_ms or step.now_ms,
+        worker=worker.name, incarnation=worker.incarnation, cause=reason,
+        detect_ms=worker.stop_detect_ms,
+    )  # fmt: skip
+    if task.job.observe_only:
+        observe(step, worker, opened)
+        return
     if is_member(task, worker) and not task.is_restarting:
-        opened = Incident(
-            id="", task=task.name, fault="stopped", severity=Severity.SEV2, node=worker.node,
-            rank=worker.rank, method=Method.PROCESS, opened_ms=worker.stopped_ms or step.now_ms,
-            worker=worker.name, incarnation=worker.incarnation, cause=reason,
-            detect_ms=worker.stop_detect_ms,
-        )  # fmt: skip
         step.open_incident(opened, f"rank {worker.rank} is stopped")
     end_worker(step, task, worker, reason)
 
@@ -160,20 +189,26 @@ def on_continued(step: Step, task: TaskState, message: WorkerContinued) -> None:
         return
     worker.stopped_ms = None
     worker.stalled = None
+    if worker.held:
+        note_released(step, task, worker)
+    if worker.observed:
+        worker.observed = False
+        note_going_on(step, task, worker)
     step.cancel_timer("stop", worker.name, "it runs again")
     step.cancel_timer("stall", worker.name, "it runs again")
     step.touch(task)
 
 
 def on_stalled(step: Step, task: TaskState, message: WorkerStalled) -> None:
-    """One signal of two. Judged when another member waits, or when the excess has doubled (timer)."""
+    """One signal of two (diagnosis.stall_root); told at 1.5 times the usual and again at 3."""
     worker = speaker(step, task, message.worker)
     if worker is None:
         return
     if worker.stalled is None:
         worker.stalled_ms = step.now_ms
     worker.stalled = message
-    step.set_timer("stall", worker.name, message.budget_ms, "a second budget is gross")
+    if message.is_sure:
+        step.set_timer("stall", worker.name, message.budget_ms, "a second budget is gross")
     step.touch(task)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unicron.coordinator import growth, leaving, nodes, recovery, starting, steering, symptoms
 from unicron.coordinator.accounts import close_healing
+from unicron.coordinator.classifying import on_classify
 from unicron.coordinator.lifecycle import finish_task
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.coordinator.step import Step
@@ -25,6 +26,8 @@ def on_timer(step: Step, name: str) -> None:
     kind, _, subject = name.partition("/")
     if kind == "tables":
         steering.on_tables(step)
+    elif kind == "classify":
+        on_classify(step, subject)
     elif kind in NODE_KINDS:
         _on_node_timer(step, kind, subject)
     elif kind in WORKER_KINDS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+from unicron.coordinator.classifying import classify_soon
 from unicron.coordinator.diagnosis import exit_code_of, repeated, signature_of
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import WorkersStarted
@@ -38,7 +39,9 @@ def spec_of(task: TaskState) -> TaskSpec:
         checkpoint_dir=job.checkpoint_dir,
         checkpoint_every=job.checkpoint_every,
         stopped_grace_ms=job.stopped_grace_ms,
+        stop_grace_ms=job.stop_grace_ms,
         stall_factor=job.stall_factor,
+        budgets=job.budgets,
         managed=job.managed,
         restart_count=task.restart_count,
     )
@@ -218,7 +221,9 @@ def _open_for(step: Step, task: TaskState, worker: WorkerState, lost: WorkerLost
     reason = f"{worker.name} is dead: {lost.cause or 'cause not known yet'}"
     before = incident_of(step, task, worker.name)
     if before is not None:
-        return step.change_incident(before, reason, **known)
+        incident = step.change_incident(before, reason, **known)
+        classify_soon(step, incident)
+        return incident
     member = is_member(task, worker)
     opened = Incident(
         id="", task=task.name, fault="worker lost", node=worker.node, rank=worker.rank,
@@ -228,6 +233,7 @@ def _open_for(step: Step, task: TaskState, worker: WorkerState, lost: WorkerLost
         **known,
     )  # fmt: skip
     incident = step.open_incident(opened, reason)
+    classify_soon(step, incident)
     if not member:
         incident = step.change_incident(incident, "it held no role", outcome="unaffected")
     return incident
@@ -248,9 +254,11 @@ def detected_ms(step: Step, node: str, fault_ns: int, seen_ns: int) -> float | N
 
 
 def incident_of(step: Step, task: TaskState, worker: str) -> Incident | None:
-    """The newest incident this worker is the root of."""
-    found = [i for i in step.state.incidents.values() if i.task == task.name and i.worker == worker]
-    return found[-1] if found else None
+    """The newest incident this worker is the root of, other than what was only told."""
+    for incident in reversed(step.state.incidents.values()):
+        if incident.worker == worker and incident.task == task.name and not incident.is_only_told:
+            return incident
+    return None
 
 
 def _late_cause(step: Step, task: TaskState, message: WorkerLost) -> None:
@@ -269,6 +277,7 @@ def _late_cause(step: Step, task: TaskState, message: WorkerLost) -> None:
         signature=incident.signature or signature_of(message, None),
         log=incident.log or message.log,
     )
+    classify_soon(step, incident)
     maybe_fatal(step, task, incident, message)
 
 

@@ -139,7 +139,7 @@ class Watch:
         """One round of questions; a coordinator that is away is no failure."""
         try:
             view = self._cluster.task(self._task)
-            incidents = self._cluster.incidents(self._task)
+            incidents = [i for i in self._cluster.incidents(self._task) if not i["is_only_told"]]
         except Exception as error:
             if type(error).__name__ != "CoordinatorSilent":
                 raise

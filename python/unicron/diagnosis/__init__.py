@@ -1,5 +1,6 @@
 """What a failure's words mean: rules as data, the root among many ranks, tables of the driver's numbers. Pure."""
 
+from unicron.diagnosis.reader import warm_up
 from unicron.diagnosis.root import diagnose, diagnose_ranks, diagnose_text
 from unicron.diagnosis.words import Category, Diagnosis, Finding, Rule, Scope, Strength
 
@@ -13,4 +14,5 @@ __all__ = [
     "diagnose",
     "diagnose_ranks",
     "diagnose_text",
+    "warm_up",
 ]

@@ -46,6 +46,13 @@ def _index_of_all() -> literals.WordIndex:
     return _index(RULES)
 
 
+def warm_up() -> None:
+    """Compile every pattern now: done at the first text that needs it, it costs half a second."""
+    _index_of_all()
+    for rule in RULES:
+        _ = rule.regex, rule.shape_regex
+
+
 class RankText(msgspec.Struct):
     """What was understood of one rank's text."""
 

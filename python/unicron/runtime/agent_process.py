@@ -33,6 +33,7 @@ from unicron.agent.actions import (
     ExecWorker,
     ForkWorker,
     GrantArena,
+    InspectWorker,
     KillWorker,
     LeaveCoordinator,
     LookAtOwner,
@@ -59,11 +60,13 @@ from unicron.agent.events import (
     TemplateLost,
     TimerFired,
     WorkerForked,
+    WorkerInspected,
     WorkerJoined,
 )
 from unicron.agent.machine import AgentMachine
 from unicron.messages import (
     ArenaGrant,
+    ChildStatus,
     Fork,
     Forked,
     MessageRefused,
@@ -72,14 +75,17 @@ from unicron.messages import (
     decode,
     encode,
 )
-from unicron.runtime import key_rotation, keys, logs
+from unicron.runtime import key_rotation, keys, logs, processes
 from unicron.runtime.arena_keeper import ArenaKeeper
 from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.coordinator_link import CoordinatorLink, endpoints_of
 from unicron.runtime.ending import Ending, rise
 from unicron.runtime.files import write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
+from unicron.runtime.holding import why_held
 from unicron.runtime.keyring import KeyRing, server_keys
+from unicron.runtime.last_words import LastWords, last_words
+from unicron.runtime.oom import OomWatch, Witness
 from unicron.runtime.pulses import Pulses
 from unicron.runtime.store_server import ZAP_DOMAIN, StoreServer
 from unicron.runtime.store_server import now_ms as store_now_ms
@@ -138,6 +144,7 @@ class AgentProcess:
         self._queue: deque[Event] = deque()
         self._looks: dict[str, tuple[int, float]] = {}  # worker -> (pid, until)
         self._pidfds: dict[str, int] = {}
+        self._logs: dict[str, str] = {}  # worker -> its stderr
         self._on_gpu: set[str] = set()  # workers whose arenas hold GPU memory
         self._next_sample_ms = 0.0
         self._poller = zmq.Poller()
@@ -165,6 +172,7 @@ class AgentProcess:
         self._machine = AgentMachine(config)
         self._pulses = Pulses(config.workers_max)
         self._arenas = ArenaKeeper()
+        self._oom = OomWatch()
         self._coordinator = CoordinatorLink(self._context, endpoints_of(settings.coordinator), servers, own)
         self._exposition: Exposition | None = None
         if settings.metrics:
@@ -328,6 +336,8 @@ class AgentProcess:
 
     def _read_deaths(self) -> None:
         for worker, seen_ns, pulse in self._pulses.take_deaths():
+            for event in self._server.serve_last(worker):
+                self._take(event)
             self._take(MutexReleased(worker, seen_ns, pulse))
 
     def _read_template(self) -> None:
@@ -338,11 +348,21 @@ class AgentProcess:
                 if isinstance(message, Forked):
                     self._on_forked(message)
                     continue
-                traced = message.kind == "stopped" and _core.process_state(message.pid) == "t"
-                pulse = self._pulses.read(message.worker)
-                self._take(ChildStatusSeen(message, time.monotonic_ns(), pulse, traced))
+                self._take(self._status_seen(message))
         except ConnectionError as error:
             self._lose_template(str(error))
+
+    def _status_seen(self, message: ChildStatus) -> ChildStatusSeen:
+        seen_ns, pulse = time.monotonic_ns(), self._pulses.read(message.worker)
+        held, witness = "", Witness(None, "")
+        if message.kind == "stopped":
+            held = why_held(message.pid)
+        elif (message.kind, message.status) == ("signaled", signal.SIGKILL):
+            witness = self._oom.ended(message.worker, message.pid)
+        words = LastWords()
+        if message.kind in ("exited", "signaled") and message.status not in (0, signal.SIGKILL):
+            words = last_words(self._logs.get(message.worker, ""))
+        return ChildStatusSeen(message, seen_ns, pulse, held, witness.oom, witness.text, words.text, words.where)
 
     def _on_forked(self, message: Forked) -> None:
         if message.pid == 0:
@@ -350,6 +370,7 @@ class AgentProcess:
             return
         with contextlib.suppress(OSError):  # reaped already: its end is the next message
             self._pidfds[message.worker] = os.pidfd_open(message.pid)
+            self._oom.begin(message.worker, message.pid)
         self._take(WorkerForked(message.worker, message.pid))
 
     def _lose_template(self, text: str) -> None:
@@ -360,6 +381,7 @@ class AgentProcess:
             log.error("the template is gone: %s", text)
             self._template.close()
             self._template = None
+            processes.end_of_workers(self._machine.state.workers)
             self._take(TemplateLost())
             self._ending.ask("the template is gone")
 
@@ -402,8 +424,10 @@ class AgentProcess:
                 self._pulses.watch(worker, slot)
             case ReleaseSlot(worker, slot):
                 self._release(worker, slot)
-            case KillWorker(worker, pid):
-                self._kill(worker, pid, signal.SIGKILL)
+            case KillWorker():
+                self._kill(action.worker, action.pid, action.signal)
+            case InspectWorker(worker, pid):
+                self._queue.append(WorkerInspected(worker, _core.process_state(pid), why_held(pid)))
             case LookAtOwner(worker, pid):
                 self._looks[worker] = (pid, now_ms() + LOOK_MS_MAX)
             case SetTimer(name, at_ms):
@@ -424,6 +448,7 @@ class AgentProcess:
 
     def _fork(self, request: Fork, slot: int, *, is_exec: bool) -> None:
         self._pulses.prepare(slot)
+        self._logs[request.worker] = request.stderr
         environment = {**self._environment, **request.env}
         if is_exec:
             environment["UNICRON_EXEC"] = "1"
@@ -440,6 +465,8 @@ class AgentProcess:
         self._server.release(worker)
         self._looks.pop(worker, None)
         self._on_gpu.discard(worker)
+        self._oom.forget(worker)
+        self._logs.pop(worker, None)
         pidfd = self._pidfds.pop(worker, None)
         if pidfd is not None:
             os.close(pidfd)
@@ -531,6 +558,7 @@ class AgentProcess:
         self._context.destroy(linger=100)
         self._pulses.close()
         self._arenas.close()
+        self._oom.close()
         self._ending.close()
         for pidfd in self._pidfds.values():
             os.close(pidfd)

@@ -25,6 +25,8 @@ from unicron.messages import Fork
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+TITLE = "unicron worker"  # of a worker and of what it forks, in ps (processes.TITLE_MARK)
 RERUNS_MAX = 64  # a role that changes more often than this is a loop
 PYTHON_FLAGS = ("-u", "-B", "-E", "-O", "-I", "-s")  # what a command may say before its script
 
@@ -75,7 +77,7 @@ def become_worker(request: Fork, template_pid: int) -> None:
     _redirect(request.stdout, request.stderr)
     os.chdir(request.cwd or "/")
     faulthandler.enable()
-    set_title(f"unicron worker {request.worker}: {' '.join(request.argv)}")
+    set_title(f"{TITLE} {request.worker}: {' '.join(request.argv)}")
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -83,6 +85,11 @@ def die_with_parent(parent_pid: int) -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)  # it ended before the line above
+
+
+def adopt_orphans() -> None:
+    """What descendants of this process leave behind becomes its child, and not init's."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _redirect(stdout: str, stderr: str) -> None:

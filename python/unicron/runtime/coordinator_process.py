@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import zmq
 
+from unicron import diagnosis
 from unicron.coordinator.actions import (
     Action,
     Answer,
@@ -167,6 +169,8 @@ class CoordinatorProcess:
     def run(self) -> int:
         try:
             self._begin()
+            # Beside the loop: half a second of patterns that the first failure should not have to wait for.
+            threading.Thread(target=diagnosis.warm_up, name="unicron-warm", daemon=True).start()
             while not self._ending.reason:
                 self._turn()
                 if self._ring.changed() and self._renew_keys():

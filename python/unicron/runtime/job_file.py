@@ -19,7 +19,7 @@ from unicron.coordinator.job import Job, refusal_of
 from unicron.runtime import job_throughput
 from unicron.runtime.files import FileProblem, load_yaml
 from unicron.runtime.job_throughput import Asked, ModelFields
-from unicron.types import Layout
+from unicron.types import Budgets, Layout
 
 
 class LayoutFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,12 +82,12 @@ class JobFile(msgspec.Struct, forbid_unknown_fields=True):
     recovery: Literal["in-order", "fastest"] = "in-order"
     exact: bool = False
     timeouts: TimeoutFields = msgspec.field(default_factory=TimeoutFields)
+    observe_only: bool = False
 
 
 # field -> (the value that says what happens anyway, what happens)
 NOT_YET: dict[str, tuple[Any, str]] = {
     "recovery": ("in-order", "recovery is in-order"),
-    "timeouts": (TimeoutFields(), "these bounds are fixed"),
     "backup": (BackupFields(), "there are no buddy copies: use checkpoint"),
 }
 
@@ -123,6 +123,7 @@ def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
         log_dir=str(directory / (file.log_dir or "unicron-logs")),
         managed=file.managed,
         understudies=file.understudies,
+        stop_grace_ms=round(file.restart.grace_s * 1000),
         stopped_grace_ms=round(file.restart.stopped_grace_s * 1000),
         checkpoint_dir=str(directory / checkpoint_dir) if checkpoint_dir else "",
         checkpoint_every=file.checkpoint.every,
@@ -135,24 +136,34 @@ def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
         throughput=known.flops,
         measured=known.is_measured,
         iteration_flop=known.iteration_flop,
+        budgets=_budgets(file.timeouts),
+        observe_only=file.observe_only,
     )
     if why := refusal_of(job):
         raise FileProblem(why)
     return job
 
 
+def _budgets(fields: TimeoutFields) -> Budgets:
+    return Budgets(
+        iteration_ms=0.0 if fields.iteration_s == "auto" else fields.iteration_s * 1000,
+        first_iteration_ms=fields.first_iteration_s * 1000,
+        evaluation_ms=fields.evaluation_s * 1000,
+        save_ms=fields.save_s * 1000,
+    )
+
+
 def _refuse_what_would_be_ignored(file: JobFile) -> None:
     for name, (harmless, happens) in NOT_YET.items():
         if getattr(file, name) != harmless:
             raise FileProblem(f"{name} cannot be chosen in this version: {happens}; leave it out")
-    if file.restart.grace_s != RestartFields().grace_s:
-        raise FileProblem("restart.grace_s cannot be chosen in this version: workers are ended at once; leave it out")
 
 
 def _refuse_numbers(file: JobFile) -> None:
     """What no plan and no process could mean, by its name in the file."""
     numbers = {
         "weight": file.weight,
+        "restart.grace_s": file.restart.grace_s,
         "restart.stopped_grace_s": file.restart.stopped_grace_s,
         "restart.max": file.restart.max,
         "checkpoint.every": file.checkpoint.every,
@@ -162,6 +173,10 @@ def _refuse_numbers(file: JobFile) -> None:
         "workers.max": file.workers.max,
         "workers.unit": file.workers.unit,
     }
+    bounds = msgspec.structs.asdict(file.timeouts)
+    for name, bound in bounds.items():
+        if bound != "auto" and not (math.isfinite(bound) and bound > 0):
+            raise FileProblem(f"timeouts.{name} is {bound}: give seconds above 0")
     for name, value in numbers.items():
         if not math.isfinite(value) or value < 0:
             raise FileProblem(f"{name} is {value}: give a number of 0 or more")

@@ -11,9 +11,12 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 MARK = "UNICRON_CLUSTER"
+TITLE_MARK = b"unicron worker "  # child.TITLE
+WORKER_MARK = b"UNICRON_WORKER="
 
 
 def find(directory: Path) -> list[int]:
@@ -30,6 +33,41 @@ def find(directory: Path) -> list[int]:
         if mark in environment.split(b"\0") and is_alive(int(name)):
             found.append(int(name))
     return found
+
+
+def children() -> list[int]:
+    """Of this process, orphans that it adopted included."""
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            found += map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
+    return found
+
+
+def worker_of(pid: int) -> str:
+    """The worker that this process is, or that started it; '' for any other.
+
+    A worker's forks have its title, and what it executed has its environment.
+    """
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes()
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return ""
+    if title.startswith(TITLE_MARK):
+        return title[len(TITLE_MARK) :].partition(b":")[0].decode(errors="replace")
+    marked = (word for word in environment.split(b"\0") if word.startswith(WORKER_MARK))
+    return next(marked, WORKER_MARK)[len(WORKER_MARK) :].decode(errors="replace")
+
+
+def end_of_workers(workers: Iterable[str]) -> list[int]:
+    """SIGKILL to all that these workers started; their pids. For when nobody is left who would reap them."""
+    names, ended = set(workers), []
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and int(name) != os.getpid() and worker_of(int(name)) in names:
+            kill(int(name))
+            ended.append(int(name))
+    return ended
 
 
 def is_alive(pid: int) -> bool:

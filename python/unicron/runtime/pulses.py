@@ -5,10 +5,25 @@ their owners die.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 
 from unicron import _core
-from unicron.agent.events import Pulse
+from unicron.agent.events import IterationSums, Pulse, ThreadTimes
+from unicron.runtime.holding import why_held
 from unicron.types import Stage
+
+
+@dataclass
+class _Seen:
+    num_intervals: int = 0
+    num_iterations: int = 0
+    progress: int = -1
+
+
+def _thread_times(pid: int) -> ThreadTimes | None:
+    """Of the main thread, which is the training loop's."""
+    times = _core.thread_times(pid, pid) if pid > 0 else None
+    return None if times is None else ThreadTimes(times[0] / 1e6, times[1] / 1e6)
 
 
 class Pulses:
@@ -20,6 +35,7 @@ class Pulses:
         self._pages: dict[int, _core.PulsePage] = {}
         self._watched: dict[str, int] = {}  # worker -> slot
         self._workers: dict[int, str] = {}
+        self._seen: dict[int, _Seen] = {}  # slot -> what was read of its page
 
     def fileno(self) -> int:
         return self._supervisor.fileno()
@@ -31,6 +47,7 @@ class Pulses:
     def prepare(self, slot: int) -> None:
         """For a new worker."""
         self._page(slot).reset()
+        self._seen[slot] = _Seen()
 
     def watch(self, worker: str, slot: int) -> None:
         self._watched[worker] = slot
@@ -51,7 +68,20 @@ class Pulses:
         return None if slot is None else self._read(slot)
 
     def sample(self) -> tuple[tuple[str, Pulse], ...]:
-        return tuple((worker, self._read(slot)) for worker, slot in self._watched.items())
+        """All pages, with what is read from them once."""
+        return tuple((worker, self._sample(slot)) for worker, slot in self._watched.items())
+
+    def _sample(self, slot: int) -> Pulse:
+        page, seen = self._page(slot), self._seen.setdefault(slot, _Seen())
+        seen.num_intervals, intervals = page.intervals(seen.num_intervals)
+        seen.num_iterations, iterations = page.iterations(seen.num_iterations)
+        pulse = self._read(slot)
+        stands, seen.progress = pulse.progress == seen.progress, pulse.progress
+        stands = stands and pulse.stage not in (Stage.WAITING, Stage.DONE)
+        thread = _thread_times(page.owner_pid) if stands else None
+        held = why_held(page.owner_pid) if stands and page.owner_pid > 0 else ""
+        sums = tuple(IterationSums(number, ran, done, tuple(waits)) for number, _, ran, done, waits in iterations)
+        return replace(pulse, intervals=tuple(intervals), iterations=sums, thread=thread, held=held)
 
     def arm(self, slot: int, kind: int, point: int, iteration: int, micro_batch: int) -> None:
         self._page(slot).arm_fault(kind, point, iteration, micro_batch)
@@ -76,6 +106,8 @@ class Pulses:
             waiting=page.waiting,
             fault_ns=page.fault_ns,
             committed_iteration=page.committed_iteration,
+            declared_ms=page.declared_ms,
+            last_words=page.last_words,
         )
 
     def close(self) -> None:

@@ -23,12 +23,13 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unicron.messages import ChildStatus, Fork, Forked, MessageRefused, decode, encode
-from unicron.runtime import child
+from unicron.runtime import child, processes
 from unicron.runtime.framing import FramedSocket, FrameRefused, PeerClosed, listen
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 AGENTS_MAX = 256
 CHILDREN_MAX = 4096
+END_S_MAX = 2.0  # for the last children to be gone
 WAIT_S = 1.0  # a lost wakeup costs at most this
 
 _KINDS = {
@@ -68,6 +70,8 @@ class Template:
         self._agents: dict[int, _Agent] = {}  # by descriptor
         self._owners: dict[int, _Agent] = {}  # by pid, as long as the child is not reaped
         self._stopping = False
+        self._leaves_orphans = False  # a worker ended, and what it started may live on
+        child.adopt_orphans()
         self._awake, self._waker = socket.socketpair()
         for end in (self._awake, self._waker):
             end.setblocking(False)
@@ -98,6 +102,8 @@ class Template:
                     if request is not None:
                         return request
             self._reap()
+            if self._leaves_orphans:
+                self._leaves_orphans = self._end_orphans()
             self._watch_writes()
         self._end_everything()
         return None
@@ -209,6 +215,7 @@ class Template:
         worker = agent.workers[pid]
         if kind in ("exited", "signaled"):
             del self._owners[pid], agent.workers[pid]
+            self._leaves_orphans = True
         if agent.link.closed:
             return
         try:
@@ -216,11 +223,28 @@ class Template:
         except ConnectionError:
             self._drop(agent)
 
+    def _end_orphans(self) -> bool:
+        """Data loaders, daemons: what a dead worker started and what left its process group too. They are children of
+        this process by now (it adopts orphans), and say whose they are. True: some were there, so look again."""
+        living = {worker for agent in self._agents.values() for worker in agent.workers.values()}
+        found = False
+        for pid in processes.children():
+            owner = processes.worker_of(pid) if pid not in self._owners else ""
+            if owner and owner not in living:
+                found = True
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        return found
+
     def _end_everything(self) -> None:
         for agent in [*self._agents.values()]:
             self._drop(agent)
         for pid in self._owners:
             kill_group(pid)
+        until = time.monotonic() + END_S_MAX
+        while (self._owners or self._end_orphans()) and time.monotonic() < until:
+            self._reap()
+            time.sleep(0.005)
         self._reap()
         self._server.close()
         self._path.unlink(missing_ok=True)

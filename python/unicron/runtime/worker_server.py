@@ -92,6 +92,12 @@ class WorkerServer:
             if self._drop(connection) and connection.worker:
                 yield WorkerDisconnected(connection.worker)
 
+    def serve_last(self, worker: str) -> Iterator[ServerEvent]:
+        """What a dying worker had said before: its exception explains its death, and must be heard first."""
+        connection = self._control.get(worker)
+        if connection is not None:
+            yield from self.serve(connection.link.fileno())
+
     def _accept(self) -> None:
         for _ in range(ACCEPTS_PER_TURN_MAX):
             try:

@@ -87,7 +87,11 @@ class AgentHost:
             case ask.KillWorker():
                 worker = self.workers[action.worker]
                 self.world.checkers.killed(worker, action.reason)
-                self._later(0.1, lambda: worker.die("signaled", 9))
+                number = action.signal
+                self._later(0.1, lambda: worker.die("signaled", number))
+            case ask.InspectWorker():
+                state = "R" if self.workers[action.worker].alive else ""
+                self._later(0.1, lambda: self.feed(on.WorkerInspected(action.worker, state, "")))
             case ask.LookAtOwner():
                 owner = self.workers[action.worker]
                 gone = not owner.alive
@@ -188,7 +192,7 @@ class AgentHost:
     def _sample(self) -> None:
         live = [w for w in self.workers.values() if w.alive]
         if live:
-            pulses = tuple((w.name, w.pulse()) for w in live)
+            pulses = tuple((w.name, w.sampled()) for w in live)
             self.feed(on.PulsesSampled(int(self.world.scheduler.now_ms * 1e6), pulses))
         self._later(SAMPLE_MS, self._sample)
 

@@ -7,10 +7,11 @@ stopped.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from unicron.agent.events import Pulse
+from unicron.agent.events import Pulse, ThreadTimes
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
@@ -77,6 +78,7 @@ class SimWorker:
         self.interrupted = -1
         self.progress, self.since_ms, self.is_waiting = 0, 0.0, False
         self.stage, self.micro_batch = Stage.STARTING, -1
+        self.intervals: list[tuple[int, int, float]] = []  # of the loop, since the last sample
         self._later(self.rng.uniform(100.0, 300.0), lambda: host.heard_hello(self))
 
     # ------------------------------------------------------------ process
@@ -143,7 +145,14 @@ class SimWorker:
             waiting=self.is_waiting,
         )
 
+    def sampled(self) -> Pulse:
+        """The page with what is read from it once. Its thread never computes: simulated work takes no processor."""
+        intervals, self.intervals = tuple(self.intervals), []
+        return dataclasses.replace(self.pulse(), intervals=intervals, thread=ThreadTimes(0.0, 0.0))
+
     def _advance(self, stage: Stage, micro_batch: int = -1, *, waiting: bool = False) -> None:
+        took_ms = self.world.scheduler.now_ms - self.since_ms
+        self.intervals.append((int(self.stage), self.memory.iteration, took_ms))
         self.stage, self.micro_batch, self.is_waiting = stage, micro_batch, waiting
         self.progress += 1
         self.since_ms = self.world.scheduler.now_ms

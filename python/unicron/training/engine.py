@@ -25,7 +25,7 @@ from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, decode_record, encode_record, hold_vote
 from unicron.healing.resolve import position_of
-from unicron.messages import TEXT_CHARS_MAX, CollectiveFailed, StateLost
+from unicron.messages import CollectiveFailed, StateLost, cut
 from unicron.runtime.store_client import StoreClient, StoreError
 from unicron.training import account, compute, step
 from unicron.training.exact import ExactGradients
@@ -124,7 +124,7 @@ class Engine:
                 if isinstance(error, (GroupInterrupted, StoreError)):
                     inside = inside and self.link.monitor.newest_epoch() <= self.machine._newest()
                 reduced = self.ledger.segments_reduced if isinstance(action, do.Reduce) else -1
-                text = f"{type(action).__name__}: {error}"[:TEXT_CHARS_MAX]
+                text = cut(f"{type(action).__name__}: {error}")
                 return on.Broken(inside, text, reduced)
             finally:
                 self.link.pulse.set_waiting(False)
@@ -179,6 +179,7 @@ class Engine:
             begun.add(micro_batch)
             self.ledger.set_begun(begun)
 
+        self._pulse(Stage.COMPUTE)  # a pipeline stage may fetch no micro-batch
         self.computation.run(action.iteration, action.micro_batches, self.forward_step, self.dataset, begin)
         self.gradients.computed()
         if aside is not None:

@@ -268,7 +268,8 @@ class Groups:
         backend._set_default_timeout(COLLECTIVE_TIMEOUT)
         sockets = [fd for fd, inode in _core.connected_sockets() if (fd, inode) not in before]
         self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
-        return WatchedGroup(backend, self._helpers, lambda: str(self._monitor.group_state(group_id)), self._pulse)
+        kind = self.layout.wait_kind(full)
+        return WatchedGroup(backend, self._helpers, lambda: str(self._monitor.group_state(group_id)), self._pulse, kind)
 
     def _make_nccl(
         self, plan: EpochPlan, full: Ranks, members: Ranks, store: dist.Store, name: str, group_id: int

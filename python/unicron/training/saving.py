@@ -24,9 +24,12 @@ class Saving:
         self._saver = checkpoint.Saver(directory) if self._every else None
         self._last = -1
 
+    def is_due(self, iteration: int) -> bool:
+        return self._saver is not None and self._every > 0 and (iteration + 1) % self._every == 0
+
     def save_if_due(self, iteration: int, epoch: int) -> bool:
         """After the step of `iteration`. The epoch names this attempt: every rank of it computes the same tag."""
-        if self._saver is None or (iteration + 1) % self._every:
+        if self._saver is None or not self.is_due(iteration):
             return False
         self._saver.save(iteration + 1, *self._state, extra=self._own(), tag=f"e{epoch}")
         self._last = iteration

@@ -9,8 +9,10 @@ runs.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,13 +26,14 @@ from unicron.faults.kinds import FaultPoint
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.record import Record
-from unicron.messages import TEXT_CHARS_MAX, ExceptionRaised, Finished, Saved, WorkerReady
+from unicron.messages import ExceptionRaised, Finished, Saved, WorkerReady
 from unicron.training import data as data_module
 from unicron.training import gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
 from unicron.training.chunks import Chunks
 from unicron.training.engine import Engine, Left
 from unicron.training.exact import exact_counts
+from unicron.training.exceptions import describe
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory, force_optimizer_state
@@ -91,7 +94,8 @@ def join(
         _Process.rank = _Process.link.welcome.rank
     session = Session(_Process.link, _Process.rank)
     try:
-        yield session
+        with session.watched_threads():
+            yield session
     except (SystemExit, KeyboardInterrupt, RoleChanged):
         raise
     except Left as left:
@@ -299,9 +303,14 @@ class Session:
 
     @contextlib.contextmanager
     def expect(self, what: str, seconds: float) -> Iterator[None]:
-        """The script is about to do something long: evaluation, export. Progress is judged by this budget meanwhile."""
+        """The script is about to do something long: evaluation, export. Progress is judged by this bound meanwhile.
+
+        Raises ValueError unless seconds is above 0.
+        """
+        if not seconds > 0:
+            raise ValueError(f"expect({what!r}, seconds={seconds}): say how long it may take, above 0")
         pulse = self._link.pulse
-        pulse.advance(int(Stage.EVALUATE), self._next or 0, int(seconds))
+        pulse.advance(int(Stage.EVALUATE), self._next or 0, -1, math.ceil(seconds * 1000))
         try:
             yield
         finally:
@@ -325,11 +334,17 @@ class Session:
         finished = self._checkpoints.poll()
         if finished is not None and self.rank == min(engine.machine.plan.ranks if engine.machine.plan else (0,)):
             self._link.send(Saved(self._link.worker, self.rank, finished[0], finished[1]))
+        if not self._checkpoints.is_due(iteration):
+            return False
         epoch = engine.machine.plan.epoch if engine.machine.plan else 0
-        begun = bool(self._checkpoints.save_if_due(iteration, epoch))
-        if begun:
-            engine.maybe_fault(FaultPoint.SAVE)
-        return begun
+        self._link.pulse.advance(int(Stage.SAVE), iteration, -1)
+        try:
+            begun = bool(self._checkpoints.save_if_due(iteration, epoch))
+            if begun:
+                engine.maybe_fault(FaultPoint.SAVE)
+            return begun
+        finally:
+            self._link.pulse.advance(int(Stage.IDLE), iteration, -1)
 
     def _hold(self) -> None:
         """Save, say when the checkpoint is complete, and wait: the agent ends this process, or a newer epoch frees it.
@@ -355,21 +370,38 @@ class Session:
 
     def report_exception(self, error: BaseException) -> None:
         """Tell the agent before the process unwinds. Once."""
-        if self._reported:
-            return
-        self._reported = True
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        pulse, link = self._link.pulse, self._link
-        text = "".join(traceback.format_exception(error))[-TEXT_CHARS_MAX:]
+        if not self._reported:
+            self._reported = True
+            self._tell(error, "")
+
+    def _tell(self, error: BaseException, thread: str) -> None:
+        """thread: where it was raised, when that is not the loop's."""
+        raised_ns = _core.monotonic_ns()
+        told, pulse, link = describe(error), self._link.pulse, self._link
         epoch = link.plan.epoch if link.plan else 0
         with contextlib.suppress(_core.UnicronError):
             link.send(
                 ExceptionRaised(
                     link.worker, self.rank, epoch, pulse.iteration, pulse.micro_batch, Stage(pulse.stage),
-                    type(error).__name__, text, where, _core.monotonic_ns(),
+                    told.type, told.text, told.where, raised_ns, thread,
                 )
             )  # fmt: skip
+
+    @contextlib.contextmanager
+    def watched_threads(self) -> Iterator[None]:
+        """An exception that ends another thread is told, too, and shown as ever: the loop may soon wait for it."""
+        before = threading.excepthook
+
+        def hook(arguments: Any) -> None:
+            if arguments.exc_value is not None and arguments.exc_type is not SystemExit:
+                self._tell(arguments.exc_value, arguments.thread.name if arguments.thread else "a thread")
+            before(arguments)
+
+        threading.excepthook = hook
+        try:
+            yield
+        finally:
+            threading.excepthook = before
 
     def finish(self) -> None:
         if self._engine is None:

@@ -29,6 +29,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unicron.types import WaitKind
+
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # the bound of last resort; failures are seen long before
 CONNECT_TIMEOUT = timedelta(seconds=10)  # all have found each other by then, or somebody died and an epoch comes
 SLICE_S = 0.05
@@ -88,11 +90,15 @@ def _serve(calls: queue.SimpleQueue[Any]) -> None:
 class WatchedGroup(dist.ProcessGroup):
     """A gloo group (as dist.new_group's, for CPU tensors) with bounded waits.
 
-    state: "whole", "shut" or "broken", see _core.WorkerMonitor.group_state; pulse: this process's _core.PulsePage.
+    state: "whole", "shut" or "broken", see _core.WorkerMonitor.group_state; pulse: this process's _core.PulsePage;
+    kind: what the group is for, under which its waits are counted.
     """
 
-    def __init__(self, backend: Any, helpers: Helpers, state: Callable[[], str], pulse: Any) -> None:
+    def __init__(
+        self, backend: Any, helpers: Helpers, state: Callable[[], str], pulse: Any, kind: WaitKind = WaitKind.WORLD
+    ) -> None:
         super().__init__(backend.rank(), backend.size())
+        self.kind = int(kind)
         self.backend, self._helpers, self._state, self._pulse = backend, helpers, state, pulse
         self.lost: str = ""  # what was given up; the group must never be destroyed then
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -111,6 +117,10 @@ class WatchedGroup(dist.ProcessGroup):
         with self.noticed_waits():
             return self._helpers.call(lambda: work.wait(COLLECTIVE_TIMEOUT), lambda seconds: self.check(what, seconds))
 
+    def waited(self, begun_ns: int) -> None:
+        """A wait is over: its time is not the time of this rank (it may have waited for a slow one)."""
+        self._pulse.waited(self.kind, begun_ns)
+
     @contextlib.contextmanager
     def noticed_waits(self) -> Iterator[None]:
         """The pulse's mark of waiting is afterwards what it was."""
@@ -128,6 +138,13 @@ class _Collective(dist.Work):
         self._work, self._group, self._what = work, group, what
 
     def wait(self, timeout: timedelta | None = None) -> Any:
+        begun_ns = time.monotonic_ns()
+        try:
+            return self._wait(timeout)
+        finally:
+            self._group.waited(begun_ns)
+
+    def _wait(self, timeout: timedelta | None) -> Any:
         try:
             return self._work.wait(SLICE)
         except RuntimeError:
@@ -171,7 +188,7 @@ class _Collective(dist.Work):
 class _Transfer(_Collective):
     """A send or a receive."""
 
-    def wait(self, timeout: timedelta | None = None) -> Any:
+    def _wait(self, timeout: timedelta | None) -> Any:
         return self._group.wait_transfer(self._work, self._what)
 
 

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace unicron::monitor {
@@ -15,5 +16,13 @@ bool wait_owner_gone(pid_t pid, int64_t timeout_ms);
 
 // State letter of /proc/PID/stat ('R', 'S', 'D', 'T' stopped, 't' traced, 'Z' ...), "" when the process is gone.
 std::string process_state(pid_t pid);
+
+struct ThreadTimes {
+  int64_t ran_ns;
+  int64_t starved_ns;  // runnable, and another had the processor
+};
+
+// What the scheduler says of one thread since it began; nothing when it is gone or the kernel does not count.
+std::optional<ThreadTimes> thread_times(pid_t pid, pid_t tid);
 
 }  // namespace unicron::monitor

@@ -13,6 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "base/descriptor.h"
 #include "base/ids.h"
@@ -23,6 +25,28 @@ namespace unicron::monitor {
 
 constexpr size_t kPulsePageBytes = 4096;
 constexpr int64_t kSlotsMax = 4096;
+constexpr int kWaitKinds = 4;       // groups of tp, pp, dp, and all of the task (unicron.types.WaitKind)
+constexpr int kIntervalsKept = 64;  // a reader that comes later than these loses some, never gets wrong ones
+constexpr int kIterationsKept = 16;
+constexpr size_t kLastWordsBytes = 512;  // with the zero at their end
+constexpr int64_t kStageCompute = 2;  // unicron.types.Stage.COMPUTE
+
+// How long the loop was at one place: from one advance to the next.
+struct IntervalField {
+  std::atomic<int64_t> stage;
+  std::atomic<int64_t> iteration;
+  std::atomic<int64_t> ns;
+};
+
+// The loop's sums at a commit, from the worker's first on: the difference of two entries is exact, whatever lies
+// between them.
+struct IterationField {
+  std::atomic<int64_t> iteration;
+  std::atomic<int64_t> committed_ns;
+  std::atomic<int64_t> compute_ns;  // in COMPUTE, without waiting in collectives
+  std::atomic<int64_t> micro_batches;
+  std::atomic<int64_t> waits_ns[kWaitKinds];
+};
 
 // What is in the page. Times are CLOCK_MONOTONIC in ns; 0 means never.
 struct PulseFields {
@@ -41,6 +65,8 @@ struct PulseFields {
   std::atomic<int64_t> micro_batch;
   std::atomic<int64_t> since_ns;
   std::atomic<uint32_t> waiting;
+  std::atomic<int64_t> declared_ms;  // the script's own bound for what it does now; 0: none
+  std::atomic<int64_t> waited_ns;    // in collectives, since the last advance
 
   alignas(64) std::atomic<int64_t> committed_iteration;  // -1 before the first; written last
   std::atomic<int64_t> committed_ns;
@@ -52,10 +78,35 @@ struct PulseFields {
   std::atomic<int64_t> fault_iteration;
   std::atomic<int64_t> fault_micro_batch;
   std::atomic<int64_t> fault_ns;
+
+  // Written by the training loop: what statistics are made of. `num_*` are written last.
+  alignas(64) IterationField sums;
+  std::atomic<int64_t> num_intervals;
+  std::atomic<int64_t> num_iterations;
+  IntervalField intervals[kIntervalsKept];
+  IterationField iterations[kIterationsKept];
+
+  // Written once, by the thread in which std::terminate was called.
+  alignas(64) std::atomic<uint32_t> has_last_words;  // written last
+  char last_words[kLastWordsBytes];
 };
 
 static_assert(sizeof(PulseFields) <= kPulsePageBytes);
 static_assert(std::atomic<double>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
+
+struct Interval {
+  int64_t stage;
+  int64_t iteration;
+  int64_t ns;
+};
+
+struct IterationSums {
+  int64_t iteration;
+  int64_t committed_ns;
+  int64_t compute_ns;
+  int64_t micro_batches;
+  int64_t waits_ns[kWaitKinds];
+};
 
 Descriptor create_pulse_pages(int64_t num_slots);
 
@@ -72,13 +123,25 @@ class PulsePage {
   // Agent: prepares the page for a new worker. Throws kSlotHeld while a living thread holds the mutex.
   void reset();
 
-  void advance(int64_t stage, int64_t iteration, int64_t micro_batch);
+  void advance(int64_t stage, int64_t iteration, int64_t micro_batch, int64_t declared_ms = 0);
+  // A wait in a collective of this kind, that began at `begin_ns` and is over.
+  void waited(int64_t kind, int64_t begin_ns);
   void committed(int64_t iteration, double loss);
   uint32_t take_fault(int64_t point, int64_t iteration, int64_t micro_batch);
   void arm_fault(uint32_t kind, int64_t point, int64_t iteration, int64_t micro_batch);
   void mark_fault();
 
+  // What a process says before std::terminate ends it; cut, and only the first time.
+  void say_last_words(const char* text);
+  std::string last_words() const;
+
+  // Agent: what came after the first `after` ones and is still there; `after` becomes the number written so far.
+  std::vector<Interval> intervals(int64_t* after) const;
+  std::vector<IterationSums> iterations(int64_t* after) const;
+
  private:
+  void keep_interval(PulseFields& page, int64_t now_ns);
+
   SharedMapping mapping_;
   SlotId slot_;
 };

@@ -1,0 +1,49 @@
+"""What an exception says, for those who are not in this process: type, place and a text of bounded size.
+
+An exception that was carried here from another process (torch's data loader workers, torch.multiprocessing) is told
+as what it was there: its own type, and the place where it was raised, not where it was passed on.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from dataclasses import dataclass
+
+from unicron.messages import cut
+
+# torch/_utils.py, ExceptionWrapper.reraise; torch/multiprocessing/spawn.py, ProcessRaisedException
+_CARRIED = re.compile(r"Caught (?P<type>[\w.]+) in .+?\.\nOriginal (?P<stack>Traceback .*)", re.DOTALL)
+_SPAWNED = re.compile(r"-- Process \d+ terminated with the following error:\n(?P<stack>Traceback .*)", re.DOTALL)
+_FRAME = re.compile(r'^ +File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
+_LAST_LINE = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Described:
+    type: str
+    text: str
+    where: str  # file:line of the innermost frame
+
+
+def describe(error: BaseException) -> Described:
+    text = cut("".join(traceback.format_exception(error)))
+    message = str(error)
+    carried = _CARRIED.search(message) or _SPAWNED.search(message)
+    if carried is not None:
+        stack = carried["stack"]
+        kind = carried.groupdict().get("type") or _last_type(stack)
+        return Described((kind or type(error).__name__).rpartition(".")[2], text, _place(stack))
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return Described(type(error).__name__, text, where)
+
+
+def _place(stack: str) -> str:
+    frames = _FRAME.findall(stack)
+    return ":".join(frames[-1]) if frames else ""
+
+
+def _last_type(stack: str) -> str:
+    found = _LAST_LINE.findall(stack)
+    return str(found[-1]) if found else ""

@@ -1,0 +1,81 @@
+"""Robust budgets and comparisons, natively: no alarm in a long noisy run, and the faults that hide in one are found."""
+
+from __future__ import annotations
+
+import pytest
+
+import healthy
+from unicron import _core
+
+COMPUTE = 2
+
+
+def test_budgets_of_a_steady_phase() -> None:
+    times = _core.PhaseTimes(3.0, 100.0)
+    assert times.budget(COMPUTE) is None
+    for _ in range(100):
+        times.add(COMPUTE, 1000.0)
+    assert times.budget(COMPUTE) == (1000.0, 1500.0, 3000.0)
+    assert times.budget(3) is None, "of another stage nothing is known"
+
+
+def test_budgets_of_a_phase_that_varies_are_wider() -> None:
+    steady, varied = _core.PhaseTimes(3.0, 0.0), _core.PhaseTimes(3.0, 0.0)
+    for number in range(64):
+        steady.add(COMPUTE, 100.0)
+        varied.add(COMPUTE, 100.0 + 20.0 * (number % 5 - 2))
+    known, wider = steady.budget(COMPUTE), varied.budget(COMPUTE)
+    assert known is not None and wider is not None
+    assert 100.0 < wider[0] <= 140.0
+    assert wider[1] > known[1]
+
+
+def test_one_long_interval_widens_but_not_without_end() -> None:
+    times = _core.PhaseTimes(3.0, 0.0)
+    for _ in range(64):
+        times.add(COMPUTE, 100.0)
+    times.add(COMPUTE, 1e7)
+    budget = times.budget(COMPUTE)
+    assert budget is not None and budget[0] == 100.0 and budget[2] == pytest.approx(1500.0)
+
+
+def test_a_clock_that_goes_back_teaches_nothing() -> None:
+    times = _core.PhaseTimes(3.0, 0.0)
+    times.add(COMPUTE, -5.0)
+    times.add(COMPUTE, float("nan"))
+    assert times.budget(COMPUTE) is None
+
+
+@pytest.mark.parametrize("wrong", [(1.0, 0.0), (3.0, -1.0), (float("nan"), 0.0)])
+def test_bad_bounds_are_refused(wrong: tuple[float, float]) -> None:
+    with pytest.raises(_core.UnicronError, match="factor"):
+        _core.PhaseTimes(*wrong)
+
+
+def test_bad_tables_are_refused() -> None:
+    with pytest.raises(_core.UnicronError, match="slow_ratio"):
+        _core.PaceTable([0], [], 1.0)
+    with pytest.raises(_core.UnicronError, match="rank 5 is outside"):
+        _core.PaceTable([0, 0], [(2, [0, 5])], 1.05)
+    table = _core.PaceTable([0, 0], [], 1.05)
+    with pytest.raises(_core.UnicronError, match="one wait for each kind"):
+        table.add(0, 1, 2.0, [1.0])
+
+
+def test_a_healthy_run_alarms_nobody() -> None:
+    """A sample of `bench_detection.py --healthy 1000000`, which is the whole check."""
+    result = healthy.check(iterations=30_000, seed=1)
+    assert (result.stalls, result.slow) == ([], [])
+    assert result.intervals > 1_000_000
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_straggler_in_that_run_is_found_in_twenty_iterations(seed: int) -> None:
+    result = healthy.check(iterations=2_000, seed=seed, straggler=(3, 1.1, 1_500), noise=0.02)
+    assert [(kind, rank) for _, kind, rank in result.slow] == [("rank", 3)]
+    assert 1_500 < result.slow[0][0] <= 1_520
+
+
+def test_a_hang_in_that_run_would_be_told() -> None:
+    result = healthy.check(iterations=2_000, seed=1, hang=(2, 1_500, 60_000.0))
+    assert {level for _, level in result.stalls} == {2}

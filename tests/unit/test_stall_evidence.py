@@ -1,0 +1,109 @@
+"""Who stands still is ended only on two independent signals, and not at all where the job says to observe only."""
+
+from __future__ import annotations
+
+import pytest
+
+from machines import Coordinator, running
+from unicron.coordinator.incident import Incident
+from unicron.coordinator.job import Job, refusal_of
+from unicron.messages import EndWorker
+from unicron.types import Cpu, Layout, Outcome, Severity
+
+LAYOUT = Layout(dp=3, num_micro_batches=6)
+
+
+def cluster(**fields: object) -> tuple[Coordinator, list[str]]:
+    """A running task of three replicas on three nodes, and its members by rank."""
+    driver = running(LAYOUT, nodes=3, slots=1, **fields)
+    assert driver.task.plan is not None
+    return driver, [member.worker for member in driver.task.plan.members]
+
+
+def ended(driver: Coordinator) -> list[str]:
+    return [message.worker for message in driver.sent(EndWorker)]
+
+
+def told(driver: Coordinator) -> list[Incident]:
+    return list(driver.machine.state.incidents.values())
+
+
+@pytest.mark.parametrize(("cpu", "ends"), [
+    (Cpu.IDLE, True), (Cpu.BUSY, False), (Cpu.STARVED, False), (Cpu.UNKNOWN, False),
+])  # fmt: skip
+def test_a_suspicion_needs_all_others_waiting_and_a_sleeping_thread(cpu: Cpu, ends: bool) -> None:
+    driver, workers = cluster()
+    driver.stalled(workers[1], waiting=False, is_sure=False, cpu=cpu)
+    assert not ended(driver)
+    driver.stalled(workers[0], waiting=True, is_sure=False, cpu=Cpu.IDLE)
+    assert not ended(driver), "the third may still compute"
+    driver.stalled(workers[2], waiting=True, is_sure=False, cpu=Cpu.IDLE)
+    assert ended(driver) == ([workers[1]] if ends else [])
+    if ends:
+        (incident,) = told(driver)
+        assert (incident.fault, incident.rank) == ("stalled", 1)
+        assert "its thread sleeps, and all 2 others wait" in incident.cause
+
+
+@pytest.mark.parametrize(("cpu", "one_waits", "ends"), [
+    (Cpu.BUSY, False, False), (Cpu.UNKNOWN, False, False), (Cpu.STARVED, False, False),
+    (Cpu.IDLE, False, True), (Cpu.BUSY, True, True), (Cpu.UNKNOWN, True, True),
+])  # fmt: skip
+def test_sure_needs_a_second_signal_still(cpu: Cpu, one_waits: bool, ends: bool) -> None:
+    driver, workers = cluster()
+    if one_waits:
+        driver.stalled(workers[0], waiting=True, is_sure=False)
+    driver.stalled(workers[1], waiting=False, cpu=cpu)
+    assert ended(driver) == ([workers[1]] if ends else [])
+
+
+def test_a_lonely_one_that_computes_is_given_twice_its_budget() -> None:
+    driver, workers = cluster()
+    driver.stalled(workers[1], waiting=False, cpu=Cpu.BUSY)
+    driver.fire(f"stall/{workers[1]}")
+    assert ended(driver) == [workers[1]]
+
+
+def test_all_that_wait_are_an_answer_only_when_all_are_sure() -> None:
+    driver, workers = cluster()
+    for name in workers:
+        driver.stalled(name, waiting=True, is_sure=False)
+    assert not told(driver)
+    for name in workers:
+        driver.stalled(name, waiting=True)
+    assert [incident.fault for incident in told(driver)] == ["all wait"]
+
+
+def test_observe_only_tells_what_it_would_have_ended() -> None:
+    driver, workers = cluster(observe_only=True)
+    for again in range(2):
+        driver.stalled(workers[1], waiting=False, cpu=Cpu.IDLE)
+        assert not ended(driver)
+        (incident,) = told(driver)
+        assert (incident.severity, incident.outcome) == (Severity.INFO, Outcome.UNAFFECTED)
+        assert f"observed only: {workers[1]} would have been ended" in incident.cause, again
+    driver.continued(workers[1])
+    (incident,) = told(driver)
+    assert incident.timeline[-1][1] == f"{workers[1]} went on by itself"
+
+
+def test_observe_only_leaves_a_stopped_worker_alone() -> None:
+    driver, workers = cluster(observe_only=True, stopped_grace_ms=50)
+    driver.stopped(workers[1])
+    driver.fire(f"stop/{workers[1]}")
+    assert not ended(driver)
+    assert "observed only" in told(driver)[0].cause
+
+
+def test_a_death_after_an_observation_is_an_incident_of_its_own() -> None:
+    driver, workers = cluster(observe_only=True)
+    driver.stalled(workers[1], waiting=False, cpu=Cpu.IDLE)
+    driver.lost(workers[1], "signal 11")
+    observed, lost = told(driver)
+    assert observed.outcome is Outcome.UNAFFECTED and "observed only" in observed.cause
+    assert (lost.fault, lost.severity, lost.cause) == ("worker lost", Severity.SEV2, "signal 11")
+
+
+@pytest.mark.parametrize("wrong", [{"slow_ratio": 1.0}, {"slow_ratio": float("nan")}])
+def test_a_job_that_cannot_be(wrong: dict[str, float]) -> None:
+    assert "slow_ratio" in refusal_of(Job("t", ("x",), Layout(num_micro_batches=1), **wrong))
