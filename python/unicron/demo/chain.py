@@ -101,7 +101,7 @@ class Chain:
         for incident in one.incidents:
             if incident["outcome"] != "healed" or incident["iterations_lost"]:
                 yield f"incident {incident['id']}: {incident['outcome']}, {incident['iterations_lost']} iterations lost"
-        allowed = round(one.case.shares * self._layout.num_micro_batches / self._layout.dp)
+        allowed = round(one.case.shares_of(self._layout) * self._layout.num_micro_batches / self._layout.dp)
         again = compare.begun_again(run, self._layout, one.first, one.last)
         if again > allowed:
             yield f"{again} micro-batches began again, at most {allowed} may"

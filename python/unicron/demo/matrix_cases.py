@@ -72,6 +72,12 @@ class Case:
             return False  # its state has one holder
         return (layout.sharded or not self.sharded_only) and (layout.replica_size > 1 or not self.inside_only)
 
+    def shares_of(self, layout: Layout) -> float:
+        """With tp and pp a rank may be in the reduction while another of its replica, which it shares no group with, is
+        not done with its sums: then these are computed again.
+        """
+        return max(self.shares, 1.0) if layout.tp > 1 and layout.pp > 1 else self.shares
+
     def incidents(self) -> int:
         return 1 + (self.again_incidents if self.again else 0)
 
@@ -155,7 +161,7 @@ def shrink_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
             severities=("SEV1",),
             replaced=None,
             incidents_max=layout.replica_size + 1,
-            recomputed_replicas=case.shares,
+            recomputed_replicas=case.shares_of(layout),
         ),
         (at,),
         # Not before the task is over: then everything is put right for the next.
