@@ -173,6 +173,16 @@ def test_reports_are_kept_for_a_coordinator_that_comes_back() -> None:
     assert "WorkerLost" in kinds
 
 
+def test_what_was_taken_back_is_not_told_again() -> None:
+    """A coordinator that comes back must not end a worker for a standstill that is over."""
+    agent = learned()
+    stand(agent, 10_100.0, 14_000.0)
+    sampled(agent, 14_100.0, iteration=1, progress=11, since_ns=14_050 * MS)
+    agent.feed(on.CoordinatorDisconnected())
+    agent.feed(on.CoordinatorConnected())
+    assert agent.said(WorkerContinued) and not agent.said(WorkerStalled)
+
+
 def test_committed_iterations_go_out_with_the_heartbeat() -> None:
     agent = learned()
     sums = (

@@ -87,6 +87,14 @@ def test_observe_only_tells_what_it_would_have_ended() -> None:
     assert incident.timeline[-1][1] == f"{workers[1]} went on by itself"
 
 
+def test_observe_only_frees_nobody_either() -> None:
+    driver, workers = cluster(observe_only=True)
+    for name in workers:
+        driver.stalled(name, waiting=True)
+    (incident,) = told(driver)
+    assert incident.fault == "all wait" and incident.is_only_told and driver.task.epoch == 1
+
+
 def test_observe_only_leaves_a_stopped_worker_alone() -> None:
     driver, workers = cluster(observe_only=True, stopped_grace_ms=50)
     driver.stopped(workers[1])
