@@ -105,20 +105,3 @@ def test_observe_only_ends_nobody(cluster: LocalCluster, task: str) -> None:
     stalled = incident(cluster, task, "stalled")
     assert stalled["severity"] == "INFO" and f"observed only: {victim.worker} would have been ended" in stalled["cause"]
     assert processes.is_alive(victim.pid)
-
-
-def test_last_words_are_heard_before_the_death_they_explain(cluster: LocalCluster, task: str) -> None:
-    """An agent that finds both at once: stopped while the worker raises and dies."""
-    victim = cluster.member(task, 1)
-    now = max(w["iteration"] for w in cluster.task(task)["workers"] if w["is_member"])
-    cluster.arm_fault(task, 1, "exception", "compute", now + 30)
-    agent, log = cluster.agent_pid(victim.node), cluster.log_dir / f"{victim.node}.1.log"
-    eventually(lambda: f"ArmPulse {victim.worker}" in log.read_text())
-    os.kill(agent, signal.SIGSTOP)
-    try:
-        eventually(lambda: not processes.is_alive(victim.pid), 20)
-    finally:
-        os.kill(agent, signal.SIGCONT)
-    dead = f"{victim.worker} is dead: "
-    told = eventually(lambda: [line for line in log.read_text().splitlines() if dead in line])
-    assert told[0].endswith(f"{dead}InjectedFault"), "and not: its mutex was released"
