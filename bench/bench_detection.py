@@ -84,7 +84,9 @@ class Task:
                     self.known |= {i["id"] for i in self.cluster.incidents(self.name)}
                     return
             time.sleep(0.1)
-        raise Wrong(f"the task was not whole again within {WHOLE_S_MAX} s")
+        view = self.cluster.task(self.name)
+        states = {w["worker"]: w["phase"] for w in view["workers"]}
+        raise Wrong(f"the task was not whole again within {WHOLE_S_MAX} s: {view['phase']}, {states}")
 
     def pid(self) -> int:
         return self.cluster.member(self.name, VICTIM).pid

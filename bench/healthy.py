@@ -22,7 +22,7 @@ COMPUTE_MS, REDUCE_MS, COMMIT_MS, STEP_MS = 2_000.0, 60.0, 5.0, 80.0
 CHUNK = 10_000  # iterations made at once
 FLOOR_MS = 1_500.0  # AgentConfig.stall_ms_min
 WATCHED_MS = 1_000.0  # AgentConfig.sample_ms_max: what a clock that jumps can add to a standstill
-SLEEPS = 0.95  # of a standstill, for its thread to count as sleeping (agent/progress.py)
+SLEEPS = 0.95  # of a standstill, for its process to count as asleep (agent/progress.py)
 SAVE_EVERY, EVALUATE_EVERY, CLOCK_STEP_EVERY = 500, 1_000, 40_000
 ORDER = (*[Stage.COMPUTE] * MICRO_BATCHES, Stage.REDUCE, Stage.COMMIT, Stage.STEP)
 
@@ -63,7 +63,7 @@ def check(
 
 
 def _compute(rng: np.random.Generator, first: int, number: int, noise: float, faults: Faults) -> tuple[Floats, Floats]:
-    """ms of every micro-batch [iteration][rank][micro-batch], and ms of them that its thread slept."""
+    """ms of every micro-batch [iteration][rank][micro-batch], and ms of them that its process slept."""
     shape = (number, RANKS, MICRO_BATCHES)
     ms = COMPUTE_MS * rng.lognormal(0.0, noise, shape)
     index = first + np.arange(number)

@@ -195,13 +195,13 @@ void register_facts(py::module_& module) {
       py::arg("pid"), py::arg("timeout_ms"));
   module.def("process_state", &monitor::process_state, py::arg("pid"));
   module.def(
-      "thread_times",
-      [](pid_t pid, pid_t tid) -> std::optional<std::pair<int64_t, int64_t>> {
-        const auto times = monitor::thread_times(pid, tid);
-        if (!times.has_value()) return std::nullopt;
-        return std::make_pair(times->ran_ns, times->starved_ns);
+      "process_activity",
+      [](pid_t pid) -> std::optional<std::pair<int64_t, int64_t>> {
+        const auto activity = monitor::process_activity(pid);
+        if (!activity.has_value()) return std::nullopt;
+        return std::make_pair(activity->ran_ns, activity->starved_ns);
       },
-      py::arg("pid"), py::arg("tid"));
+      py::arg("pid"));
   module.def("connected_sockets", [] {
     std::vector<std::pair<int, uint64_t>> result;
     for (const monitor::SocketIdentity& socket : monitor::connected_sockets()) {

@@ -26,6 +26,7 @@ constexpr int64_t kWaitStepNsMax = 2'000'000;
 struct Stat {
   char state = '?';
   uint32_t flags = 0;
+  unsigned long ticks = 0;  // of the processor, user and system
 };
 
 void require_pid(pid_t pid) {
@@ -48,10 +49,12 @@ std::optional<Stat> read_stat(const std::string& path) {
   // The name is in parentheses and may itself contain ") ": the last one ends it.
   const char* after_name = std::strrchr(text, ')');
   Stat stat;
-  if (after_name == nullptr ||
-      std::sscanf(after_name + 1, " %c %*d %*d %*d %*d %*d %u", &stat.state, &stat.flags) != 2) {
+  unsigned long system_ticks = 0;
+  if (after_name == nullptr || std::sscanf(after_name + 1, " %c %*d %*d %*d %*d %*d %u %*u %*u %*u %*u %lu %lu",
+                                           &stat.state, &stat.flags, &stat.ticks, &system_ticks) != 4) {
     throw Error(ErrorCode::kSystem, "cannot read " + path + ": unknown format");
   }
+  stat.ticks += system_ticks;
   return stat;
 }
 
@@ -94,20 +97,21 @@ std::string process_state(pid_t pid) {
   return stat.has_value() ? std::string(1, stat->state) : std::string();
 }
 
-std::optional<ThreadTimes> thread_times(pid_t pid, pid_t tid) {
+std::optional<Activity> process_activity(pid_t pid) {
   require_pid(pid);
-  require_pid(tid);
-  const std::string path = "/proc/" + std::to_string(pid) + "/task/" + std::to_string(tid) + "/schedstat";
+  const std::optional<Stat> stat = read_stat("/proc/" + std::to_string(pid) + "/stat");
+  if (!stat.has_value()) return std::nullopt;
+  const std::string path = "/proc/" + std::to_string(pid) + "/schedstat";  // of the main thread
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_open()) return std::nullopt;
   char text[128];
   const ssize_t got = ::read(file.get(), text, sizeof(text) - 1);
   if (got <= 0) return std::nullopt;
   text[got] = '\0';
-  long long ran = 0;
   long long starved = 0;
-  if (std::sscanf(text, "%lld %lld", &ran, &starved) != 2) return std::nullopt;
-  return ThreadTimes{ran, starved};
+  if (std::sscanf(text, "%*d %lld", &starved) != 1) return std::nullopt;
+  const int64_t tick_ns = 1'000'000'000 / ::sysconf(_SC_CLK_TCK);
+  return Activity{static_cast<int64_t>(stat->ticks) * tick_ns, starved};
 }
 
 }  // namespace unicron::monitor

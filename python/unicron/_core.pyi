@@ -152,8 +152,8 @@ def wait_owner_gone(pid: int, timeout_ms: int) -> bool:
 def process_state(pid: int) -> str:
     """State letter of /proc/PID/stat ('T' stopped, 't' traced, 'Z', ...), '' when gone."""
 
-def thread_times(pid: int, tid: int) -> tuple[int, int] | None:
-    """(ns it ran, ns it was runnable and had no processor) of one thread since it began; None when that is unknown."""
+def process_activity(pid: int) -> tuple[int, int] | None:
+    """(ns that its threads ran, ns that its main thread was runnable and had no processor); None when unknown."""
 
 def connected_sockets() -> list[tuple[int, int]]:
     """(descriptor, inode) of this process's connected, not listening, stream sockets (AF_INET/AF_INET6).

@@ -87,10 +87,10 @@ class WaitKind(enum.IntEnum):
 
 
 class Cpu(enum.StrEnum):
-    """What the training loop's thread did while its loop stood still: a signal that does not come from the loop."""
+    """What a process did while its loop stood still: a signal that does not come from the loop."""
 
     UNKNOWN = "unknown"
-    IDLE = "idle"  # it slept
+    IDLE = "idle"  # all its threads slept
     BUSY = "busy"  # it computed
     STARVED = "starved"  # it wanted to, and others had the processor
 

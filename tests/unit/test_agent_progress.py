@@ -81,12 +81,12 @@ def test_what_it_survived_once_is_no_stall_the_next_time() -> None:
     ("ran_ms", "starved_ms", "cpu"),
     [(0.0, 0.0, Cpu.IDLE), (900.0, 0.0, Cpu.BUSY), (100.0, 900.0, Cpu.STARVED)],
 )
-def test_what_its_thread_did_is_told(ran_ms: float, starved_ms: float, cpu: Cpu) -> None:
+def test_what_its_threads_did_is_told(ran_ms: float, starved_ms: float, cpu: Cpu) -> None:
     agent = learned()
-    sampled(agent, 10_100.0, iteration=1, progress=10, thread=on.ThreadTimes(500.0, 50.0))
-    quiet(agent, 10_200.0, 11_500.0, thread=on.ThreadTimes(500.0 + ran_ms, 50.0 + starved_ms))
-    thread = on.ThreadTimes(500.0 + ran_ms, 50.0 + starved_ms)
-    assert stand(agent, 11_600.0, 11_600.0, thread=thread).cpu is cpu
+    sampled(agent, 10_100.0, iteration=1, progress=10, activity=on.Activity(500.0, 50.0))
+    quiet(agent, 10_200.0, 11_500.0, activity=on.Activity(500.0 + ran_ms, 50.0 + starved_ms))
+    activity = on.Activity(500.0 + ran_ms, 50.0 + starved_ms)
+    assert stand(agent, 11_600.0, 11_600.0, activity=activity).cpu is cpu
 
 
 def test_time_that_nobody_watched_is_no_stall() -> None:
@@ -171,6 +171,16 @@ def test_reports_are_kept_for_a_coordinator_that_comes_back() -> None:
     kinds = [type(a.message).__name__ for a in agent.actions if hasattr(a, "message")]
     assert kinds[0] == AgentHello.__name__
     assert "WorkerLost" in kinds
+
+
+def test_what_was_taken_back_is_not_told_again() -> None:
+    """A coordinator that comes back must not end a worker for a standstill that is over."""
+    agent = learned()
+    stand(agent, 10_100.0, 14_000.0)
+    sampled(agent, 14_100.0, iteration=1, progress=11, since_ns=14_050 * MS)
+    agent.feed(on.CoordinatorDisconnected())
+    agent.feed(on.CoordinatorConnected())
+    assert agent.said(WorkerContinued) and not agent.said(WorkerStalled)
 
 
 def test_committed_iterations_go_out_with_the_heartbeat() -> None:

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from machines import Coordinator, running
+from machines import Coordinator, pulse, running
 from unicron import _core
+from unicron.agent.events import MutexReleased
 from unicron.messages import TEXT_CHARS_MAX, ExceptionRaised, cut, decode
+from unicron.runtime.agent_process import AgentProcess
 from unicron.runtime.last_words import last_words
 from unicron.training.exceptions import describe
 from unicron.training.session import Session
@@ -193,6 +195,18 @@ def test_the_error_file_that_torch_really_writes(tmp_path: Path) -> None:
 
 def test_nothing_was_left(tmp_path: Path) -> None:
     assert last_words("").text == last_words(str(tmp_path / "stderr.log")).text == ""
+
+
+def test_a_dying_workers_words_are_heard_before_its_death() -> None:
+    """Both can be there in one turn; a death without its exception would be told without its cause."""
+    taken: list[Any] = []
+    agent = SimpleNamespace(
+        _pulses=SimpleNamespace(take_deaths=lambda: [("w", 7, pulse())]),
+        _server=SimpleNamespace(serve_last=lambda worker: [f"words of {worker}"]),
+        _take=taken.append,
+    )
+    AgentProcess._read_deaths(agent)  # type: ignore[arg-type]
+    assert taken == ["words of w", MutexReleased("w", 7, pulse())]
 
 
 # ---------------------------------------------------------------- in the incident

@@ -84,3 +84,17 @@ def test_a_wait_can_be_interrupted(busy: subprocess.Popen[bytes]) -> None:
 def test_the_clock_is_the_machines() -> None:
     before = time.monotonic_ns()
     assert before <= _core.monotonic_ns() <= time.monotonic_ns()
+
+
+def test_activity_tells_a_busy_process_from_one_that_sleeps(busy: subprocess.Popen[bytes]) -> None:
+    before = _core.process_activity(busy.pid)
+    assert before is not None
+    wait_until(lambda: (_core.process_activity(busy.pid) or before)[0] - before[0] > 100_000_000, "it ran for 100 ms")
+    os.kill(busy.pid, signal.SIGSTOP)
+    wait_until(lambda: _core.process_state(busy.pid) == "T", "it is stopped")
+    stopped = _core.process_activity(busy.pid)
+    time.sleep(0.1)
+    assert _core.process_activity(busy.pid) == stopped
+    busy.kill()
+    busy.wait(WAIT_S_MAX)
+    assert _core.process_activity(busy.pid) is None

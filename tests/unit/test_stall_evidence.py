@@ -31,7 +31,7 @@ def told(driver: Coordinator) -> list[Incident]:
 @pytest.mark.parametrize(("cpu", "ends"), [
     (Cpu.IDLE, True), (Cpu.BUSY, False), (Cpu.STARVED, False), (Cpu.UNKNOWN, False),
 ])  # fmt: skip
-def test_a_suspicion_needs_all_others_waiting_and_a_sleeping_thread(cpu: Cpu, ends: bool) -> None:
+def test_a_suspicion_needs_all_others_waiting_and_a_sleeping_process(cpu: Cpu, ends: bool) -> None:
     driver, workers = cluster()
     driver.stalled(workers[1], waiting=False, is_sure=False, cpu=cpu)
     assert not ended(driver)
@@ -42,7 +42,7 @@ def test_a_suspicion_needs_all_others_waiting_and_a_sleeping_thread(cpu: Cpu, en
     if ends:
         (incident,) = told(driver)
         assert (incident.fault, incident.rank) == ("stalled", 1)
-        assert "its thread sleeps, and all 2 others wait" in incident.cause
+        assert "nothing of it runs, and all 2 others wait" in incident.cause
 
 
 @pytest.mark.parametrize(("cpu", "one_waits", "ends"), [
@@ -85,6 +85,14 @@ def test_observe_only_tells_what_it_would_have_ended() -> None:
     driver.continued(workers[1])
     (incident,) = told(driver)
     assert incident.timeline[-1][1] == f"{workers[1]} went on by itself"
+
+
+def test_observe_only_frees_nobody_either() -> None:
+    driver, workers = cluster(observe_only=True)
+    for name in workers:
+        driver.stalled(name, waiting=True)
+    (incident,) = told(driver)
+    assert incident.fault == "all wait" and incident.is_only_told and driver.task.epoch == 1
 
 
 def test_observe_only_leaves_a_stopped_worker_alone() -> None:

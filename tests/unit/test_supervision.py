@@ -73,6 +73,20 @@ def test_a_process_that_no_kill_ends_is_told_of() -> None:
     assert not agent.said(WorkerUnkillable), "it died meanwhile"
 
 
+def test_a_frozen_process_is_no_fault_of_its_node() -> None:
+    agent = living()
+    agent.order(EndWorker(TASK, W, "cancelled"))
+    for _ in range(agent.config.kills_max - 1):
+        agent.fire(f"kill/{W}")
+    agent.feed(on.WorkerInspected(W, "D", "its control group /x is frozen"))
+    assert not agent.said(WorkerUnkillable)
+    (held,) = agent.said(WorkerStopped)
+    assert held.traced and "/x is frozen, and no kill ends it" in held.held
+    for _ in range(agent.config.kills_max):
+        agent.fire(f"kill/{W}")
+    assert agent.of(InspectWorker), "it is looked at again"
+
+
 def test_the_node_is_to_blame_and_the_role_is_filled() -> None:
     driver = running(Layout(dp=2, num_micro_batches=4), nodes=2, slots=1)
     plan = driver.task.plan

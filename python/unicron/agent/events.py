@@ -45,11 +45,11 @@ class IterationSums:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadTimes:
-    """What the kernel says of one thread, in ms since it began."""
+class Activity:
+    """What the kernel says of a process, in ms since it began."""
 
-    ran_ms: float
-    starved_ms: float  # runnable, and another had the processor
+    ran_ms: float  # all threads together
+    starved_ms: float  # its main thread was runnable, and another had the processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,7 @@ class Pulse:
     # since the last sample
     intervals: tuple[tuple[int, int, float], ...] = ()  # (stage, iteration, ms) that ended
     iterations: tuple[IterationSums, ...] = ()  # that were committed
-    # of the loop's thread, read only while the loop stands still
-    thread: ThreadTimes | None = None
+    activity: Activity | None = None  # read only while the loop stands still
     last_words: str = ""  # of a C++ exception that nobody caught
     held: str = ""  # who holds this process on purpose, in words: a debugger, a frozen control group
 

@@ -233,10 +233,14 @@ def on_inspected(step: Step, event: WorkerInspected) -> None:
     worker = step.state.workers.get(event.worker)
     if worker is None:
         step.refuse("unknown_worker", f"WorkerInspected: {event.worker}")
+    elif event.held and not worker.is_dead:  # it dies when it is let go; that is no fault of the node
+        worker.kills = 0
+        where = (step.config.node, worker.task, worker.name, worker.rank)
+        held = WorkerStopped(*where, 0, 0, traced=True, held=f"{event.held}, and no kill ends it before that ends")
+        step.report(held, f"{worker.name} cannot be killed: {event.held}")
     elif not worker.is_dead and event.state not in ("", "Z", "X"):
         state = "in uninterruptible sleep" if event.state == "D" else f"in state {event.state}"
-        held = f"; {event.held}" if event.held else ""
-        text = f"process {worker.pid} was killed {worker.kills} times and is still there, {state}{held}"
+        text = f"process {worker.pid} was killed {worker.kills} times and is still there, {state}"
         stuck = WorkerUnkillable(step.config.node, worker.task, worker.name, worker.rank, text)
         step.report(stuck, f"{worker.name} cannot be killed")
 

@@ -2,7 +2,7 @@
 
 A loop that stands still for 1.5 times the usual of its stage is a suspicion, told together with two things that do
 not come from its clock: whether it waits in a collective (who waits is an echo, who does not may be the root: the
-coordinator compares), and what its thread did meanwhile. After 3 times the agent is sure. The first iteration,
+coordinator compares), and what its threads did meanwhile. After 3 times the agent is sure. The first iteration,
 evaluation, saving and what the script declares have bounds of their own; a worker that waits for a role has none.
 
 Standing still is counted only as far as this agent watched it: an agent that was stopped itself, or a clock that was
@@ -41,7 +41,7 @@ def _on_pulse(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
     worker.sampled_ns = now_ns
     if worker.stall_rebase:  # a new epoch, or it was continued: its clock begins now
         worker.stall_rebase = False
-        worker.still = Standstill(thread=pulse.thread)
+        worker.still = Standstill(activity=pulse.activity)
         return
     if before is None or pulse.progress != before.progress:
         if worker.held:
@@ -55,8 +55,8 @@ def _on_pulse(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
             worker.still.stood_ms = min(watched_ms, max((now_ns - pulse.since_ns) / 1e6, 0.0))
         return
     still = worker.still
-    if still.thread is None:
-        still.thread = pulse.thread
+    if still.activity is None:
+        still.activity = pulse.activity
     _note_held(step, worker, pulse, now_ns)
     if worker.is_stopped or worker.held:
         return
@@ -113,10 +113,10 @@ def _judge(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
 
 def _cpu_of(still: Standstill, pulse: Pulse) -> Cpu:
     """Of the time it stood still: a twentieth computing is busy, a fifth waiting for the processor is starved."""
-    if still.thread is None or pulse.thread is None or still.stood_ms <= 0:
+    if still.activity is None or pulse.activity is None or still.stood_ms <= 0:
         return Cpu.UNKNOWN
-    ran = (pulse.thread.ran_ms - still.thread.ran_ms) / still.stood_ms
-    starved = (pulse.thread.starved_ms - still.thread.starved_ms) / still.stood_ms
+    ran = (pulse.activity.ran_ms - still.activity.ran_ms) / still.stood_ms
+    starved = (pulse.activity.starved_ms - still.activity.starved_ms) / still.stood_ms
     if starved >= 0.2:
         return Cpu.STARVED
     return Cpu.BUSY if ran >= 0.05 else Cpu.IDLE

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from unicron._core import PhaseTimes
-from unicron.agent.events import IterationSums, Pulse, ThreadTimes
+from unicron.agent.events import Activity, IterationSums, Pulse
 from unicron.agent.transitions import DEAD, Phase, next_phase
 from unicron.messages import (
     ExceptionRaised,
@@ -34,7 +34,7 @@ class Standstill:
 
     stood_ms: float = 0.0  # as far as this agent watched
     level: int = 0  # that was reported
-    thread: ThreadTimes | None = None  # its loop's thread when it was first seen to stand
+    activity: Activity | None = None  # of its process, when it was first seen to stand
 
 
 @dataclass(slots=True)

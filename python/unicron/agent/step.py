@@ -6,7 +6,11 @@ from unicron.agent.actions import Action, CancelTimer, Refused, SendCoordinator,
 from unicron.agent.config import AgentConfig
 from unicron.agent.state import Report, State, Worker
 from unicron.agent.transitions import POLICY
-from unicron.messages import WorkerUp
+from unicron.messages import WorkerContinued, WorkerStalled, WorkerStopped, WorkerUp
+
+
+def _takes_back(again: WorkerContinued, report: Report) -> bool:
+    return isinstance(report, WorkerStalled | WorkerStopped) and report.worker == again.worker
 
 
 class Step:
@@ -18,6 +22,10 @@ class Step:
 
     def report(self, message: Report, reason: str) -> None:
         """Sent now if it can be, and kept: a coordinator that comes back is told again (it knows duplicates)."""
+        if isinstance(message, WorkerContinued):  # what it takes back must not be told again, out of its time
+            kept = [r for r in self.state.reports if not _takes_back(message, r)]
+            self.state.reports.clear()
+            self.state.reports.extend(kept)
         self.state.reports.append(message)
         while len(self.state.reports) > self.config.reports_kept_max:
             self.state.reports.popleft()

@@ -36,6 +36,9 @@ def main(
     checkpoint_dir: Annotated[str, typer.Option()] = "",
     checkpoint_every: Annotated[int, typer.Option(help="Iterations; 0: never.")] = 0,
     stopped_grace: Annotated[float, typer.Option(help="Seconds a stopped worker is given before it is ended.")] = 5.0,
+    observe_only: Annotated[
+        bool, typer.Option("--observe-only", help="End nothing for standing still; say what would have been.")
+    ] = False,
     max_restarts: Annotated[int, typer.Option("--max-restarts", "--max_restarts")] = 10,
     name: Annotated[str, typer.Option(help="Of the task; default the script's.")] = "",
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module.")] = False,
@@ -83,6 +86,7 @@ def main(
         checkpoint_dir=absolute(checkpoint_dir),
         checkpoint_every=checkpoint_every,
         restart_max=max_restarts,
+        observe_only=observe_only,
     )
     if not is_managed:
         sys.stderr.write(f"unicron run: {HINT}\n")

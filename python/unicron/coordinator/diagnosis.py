@@ -62,8 +62,8 @@ def is_explained(task: TaskState, report: CollectiveFailed) -> bool:
 def stall_root(task: TaskState) -> tuple[WorkerState, str] | None:
     """The member that all wait for, and the second signal beside its clock: it stands still and waits for nobody.
 
-    Suspected (1.5 times its usual): only if all others wait and its thread sleeps. Sure (3 times): if any other waits,
-    or its thread sleeps. A lonely one that computes is given twice that, because it may be at work.
+    Suspected (1.5 times its usual): only if all others wait and nothing of it runs. Sure (3 times): if any other waits,
+    or nothing of it runs. A lonely one that computes is given twice that, because it may be at work.
     """
     stalled = [w for w in task.workers.values() if w.stalled and task.role_of(w.name) is not None]
     waiting = {w.name for w in stalled if w.stalled and w.stalled.waiting_in_collective}
@@ -82,13 +82,13 @@ def _second_signal(task: TaskState, worker: WorkerState, waiting: set[str]) -> s
     others = [m.worker for m in plan.members if m.worker != worker.name and m.worker in task.workers]
     sleeps = stalled.cpu is Cpu.IDLE
     if others and sleeps and all(name in waiting for name in others):
-        return f"its thread sleeps, and all {len(others)} others wait"
+        return f"nothing of it runs, and all {len(others)} others wait"
     if not stalled.is_sure:
         return ""
     if any(name in waiting for name in others):
         return f"{sum(name in waiting for name in others)} of {len(others)} others wait"
     if sleeps:
-        return "its thread sleeps"
+        return "nothing of it runs"
     if worker.thread_exception is not None:
         return f"{worker.thread_exception.type} ended its thread {worker.thread_exception.thread}"
     return "for twice its budget" if stalled.stalled_ms >= 2 * stalled.budget_ms else ""

@@ -31,8 +31,9 @@ def observe(step: Step, worker: WorkerState, incident: Incident) -> None:
     worker.observed = True
     reason = f"{MARK}: {worker.name} would have been ended: {incident.cause}"
     told = msgspec.structs.replace(
-        incident, severity=Severity.INFO, cause=reason, outcome=Outcome.UNAFFECTED, is_only_told=True
-    )
+        incident, severity=Severity.INFO, cause=reason, outcome=Outcome.UNAFFECTED, is_only_told=True,
+        worker=worker.name, incarnation=worker.incarnation,
+    )  # fmt: skip
     step.open_incident(told, reason)
 
 

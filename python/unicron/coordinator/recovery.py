@@ -21,6 +21,8 @@ from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
 from unicron.coordinator.workers import detected_ms, end_worker, incident_of, start_workers
 from unicron.types import Method, PlanKind, Rank, Severity
 
+ALL_WAIT = "every member waits in a collective"
+
 
 class Refills(msgspec.Struct):
     """What becomes of the lost roles, as far as it is known."""
@@ -261,21 +263,27 @@ def _free_all(step: Step, task: TaskState, ranks: tuple[Rank, ...]) -> None:
     """Everybody waits in a collective and nobody computes: rebuild every group (SEV3), then start all again."""
     plan = task.plan
     assert plan is not None
+    if task.job.observe_only:  # in the end all would be ended and start again
+        first = task.holder(ranks[0])
+        assert first is not None
+        observe(step, first, _all_wait(task, first.node, first.rank))
+        return
     tries = task.reconnects.get(task.iteration, 0) + 1
     task.reconnects = {task.iteration: tries}
-    reason = "every member waits in a collective"
+    reason = ALL_WAIT
     if tries > step.config.reconnect_tries_max:
         restart_all(step, task, reason)
         return
-    step.open_incident(
-        Incident(
-            id="", task=task.name, fault="all wait", severity=Severity.SEV3, node="", rank=-1,
-            method=Method.STATISTICS, opened_ms=0.0, cause=reason,
-        ),
-        reason,
-    )  # fmt: skip
+    step.open_incident(_all_wait(task, "", -1), reason)
     members = {m.rank: m.worker for m in plan.members}
     publish(step, task, Decision(PlanKind.RECONNECT, members, ranks, (), reason))
+
+
+def _all_wait(task: TaskState, node: str, rank: Rank) -> Incident:
+    return Incident(
+        id="", task=task.name, fault="all wait", severity=Severity.SEV3, node=node, rank=rank,
+        method=Method.STATISTICS, opened_ms=0.0, cause=ALL_WAIT,
+    )  # fmt: skip
 
 
 def _end_stalled(step: Step, task: TaskState, worker: WorkerState, reason: str) -> None:

@@ -47,7 +47,6 @@ from unicron.agent.actions import (
 )
 from unicron.agent.config import AgentConfig
 from unicron.agent.events import (
-    ChildStatusSeen,
     CoordinatorConnected,
     CoordinatorDisconnected,
     CoordinatorMessage,
@@ -66,7 +65,6 @@ from unicron.agent.events import (
 from unicron.agent.machine import AgentMachine
 from unicron.messages import (
     ArenaGrant,
-    ChildStatus,
     Fork,
     Forked,
     MessageRefused,
@@ -84,8 +82,7 @@ from unicron.runtime.files import write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
 from unicron.runtime.holding import why_held
 from unicron.runtime.keyring import KeyRing, server_keys
-from unicron.runtime.last_words import LastWords, last_words
-from unicron.runtime.oom import OomWatch, Witness
+from unicron.runtime.post_mortem import PostMortem
 from unicron.runtime.pulses import Pulses
 from unicron.runtime.store_server import ZAP_DOMAIN, StoreServer
 from unicron.runtime.store_server import now_ms as store_now_ms
@@ -144,7 +141,6 @@ class AgentProcess:
         self._queue: deque[Event] = deque()
         self._looks: dict[str, tuple[int, float]] = {}  # worker -> (pid, until)
         self._pidfds: dict[str, int] = {}
-        self._logs: dict[str, str] = {}  # worker -> its stderr
         self._on_gpu: set[str] = set()  # workers whose arenas hold GPU memory
         self._next_sample_ms = 0.0
         self._poller = zmq.Poller()
@@ -172,7 +168,7 @@ class AgentProcess:
         self._machine = AgentMachine(config)
         self._pulses = Pulses(config.workers_max)
         self._arenas = ArenaKeeper()
-        self._oom = OomWatch()
+        self._post_mortem = PostMortem()
         self._coordinator = CoordinatorLink(self._context, endpoints_of(settings.coordinator), servers, own)
         self._exposition: Exposition | None = None
         if settings.metrics:
@@ -348,21 +344,9 @@ class AgentProcess:
                 if isinstance(message, Forked):
                     self._on_forked(message)
                     continue
-                self._take(self._status_seen(message))
+                self._take(self._post_mortem.seen(message, self._pulses.read(message.worker)))
         except ConnectionError as error:
             self._lose_template(str(error))
-
-    def _status_seen(self, message: ChildStatus) -> ChildStatusSeen:
-        seen_ns, pulse = time.monotonic_ns(), self._pulses.read(message.worker)
-        held, witness = "", Witness(None, "")
-        if message.kind == "stopped":
-            held = why_held(message.pid)
-        elif (message.kind, message.status) == ("signaled", signal.SIGKILL):
-            witness = self._oom.ended(message.worker, message.pid)
-        words = LastWords()
-        if message.kind in ("exited", "signaled") and message.status not in (0, signal.SIGKILL):
-            words = last_words(self._logs.get(message.worker, ""))
-        return ChildStatusSeen(message, seen_ns, pulse, held, witness.oom, witness.text, words.text, words.where)
 
     def _on_forked(self, message: Forked) -> None:
         if message.pid == 0:
@@ -370,7 +354,7 @@ class AgentProcess:
             return
         with contextlib.suppress(OSError):  # reaped already: its end is the next message
             self._pidfds[message.worker] = os.pidfd_open(message.pid)
-            self._oom.begin(message.worker, message.pid)
+            self._post_mortem.forked(message.worker, message.pid)
         self._take(WorkerForked(message.worker, message.pid))
 
     def _lose_template(self, text: str) -> None:
@@ -448,7 +432,7 @@ class AgentProcess:
 
     def _fork(self, request: Fork, slot: int, *, is_exec: bool) -> None:
         self._pulses.prepare(slot)
-        self._logs[request.worker] = request.stderr
+        self._post_mortem.ordered(request.worker, request.stderr)
         environment = {**self._environment, **request.env}
         if is_exec:
             environment["UNICRON_EXEC"] = "1"
@@ -465,8 +449,7 @@ class AgentProcess:
         self._server.release(worker)
         self._looks.pop(worker, None)
         self._on_gpu.discard(worker)
-        self._oom.forget(worker)
-        self._logs.pop(worker, None)
+        self._post_mortem.forget(worker)
         pidfd = self._pidfds.pop(worker, None)
         if pidfd is not None:
             os.close(pidfd)
@@ -558,7 +541,7 @@ class AgentProcess:
         self._context.destroy(linger=100)
         self._pulses.close()
         self._arenas.close()
-        self._oom.close()
+        self._post_mortem.close()
         self._ending.close()
         for pidfd in self._pidfds.values():
             os.close(pidfd)

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, replace
 
 from unicron import _core
-from unicron.agent.events import IterationSums, Pulse, ThreadTimes
+from unicron.agent.events import Activity, IterationSums, Pulse
 from unicron.runtime.holding import why_held
 from unicron.types import Stage
 
@@ -20,10 +20,9 @@ class _Seen:
     progress: int = -1
 
 
-def _thread_times(pid: int) -> ThreadTimes | None:
-    """Of the main thread, which is the training loop's."""
-    times = _core.thread_times(pid, pid) if pid > 0 else None
-    return None if times is None else ThreadTimes(times[0] / 1e6, times[1] / 1e6)
+def _activity(pid: int) -> Activity | None:
+    found = _core.process_activity(pid) if pid > 0 else None
+    return None if found is None else Activity(found[0] / 1e6, found[1] / 1e6)
 
 
 class Pulses:
@@ -78,10 +77,10 @@ class Pulses:
         pulse = self._read(slot)
         stands, seen.progress = pulse.progress == seen.progress, pulse.progress
         stands = stands and pulse.stage not in (Stage.WAITING, Stage.DONE)
-        thread = _thread_times(page.owner_pid) if stands else None
+        activity = _activity(page.owner_pid) if stands else None
         held = why_held(page.owner_pid) if stands and page.owner_pid > 0 else ""
         sums = tuple(IterationSums(number, ran, done, tuple(waits)) for number, _, ran, done, waits in iterations)
-        return replace(pulse, intervals=tuple(intervals), iterations=sums, thread=thread, held=held)
+        return replace(pulse, intervals=tuple(intervals), iterations=sums, activity=activity, held=held)
 
     def arm(self, slot: int, kind: int, point: int, iteration: int, micro_batch: int) -> None:
         self._page(slot).arm_fault(kind, point, iteration, micro_batch)

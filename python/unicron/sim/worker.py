@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from unicron.agent.events import Pulse, ThreadTimes
+from unicron.agent.events import Activity, Pulse
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
@@ -146,9 +146,9 @@ class SimWorker:
         )
 
     def sampled(self) -> Pulse:
-        """The page with what is read from it once. Its thread never computes: simulated work takes no processor."""
+        """The page with what is read from it once. Its process never runs: simulated work takes no processor."""
         intervals, self.intervals = tuple(self.intervals), []
-        return dataclasses.replace(self.pulse(), intervals=intervals, thread=ThreadTimes(0.0, 0.0))
+        return dataclasses.replace(self.pulse(), intervals=intervals, activity=Activity(0.0, 0.0))
 
     def _advance(self, stage: Stage, micro_batch: int = -1, *, waiting: bool = False) -> None:
         took_ms = self.world.scheduler.now_ms - self.since_ms

@@ -17,12 +17,12 @@ bool wait_owner_gone(pid_t pid, int64_t timeout_ms);
 // State letter of /proc/PID/stat ('R', 'S', 'D', 'T' stopped, 't' traced, 'Z' ...), "" when the process is gone.
 std::string process_state(pid_t pid);
 
-struct ThreadTimes {
-  int64_t ran_ns;
-  int64_t starved_ns;  // runnable, and another had the processor
+struct Activity {
+  int64_t ran_ns;      // all threads together, in steps of a clock tick
+  int64_t starved_ns;  // the main thread was runnable, and another had the processor
 };
 
-// What the scheduler says of one thread since it began; nothing when it is gone or the kernel does not count.
-std::optional<ThreadTimes> thread_times(pid_t pid, pid_t tid);
+// What the scheduler says of a process since it began; nothing when it is gone or the kernel does not count.
+std::optional<Activity> process_activity(pid_t pid);
 
 }  // namespace unicron::monitor

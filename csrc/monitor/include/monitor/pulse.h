@@ -29,7 +29,7 @@ constexpr int kWaitKinds = 4;       // groups of tp, pp, dp, and all of the task
 constexpr int kIntervalsKept = 64;  // a reader that comes later than these loses some, never gets wrong ones
 constexpr int kIterationsKept = 16;
 constexpr size_t kLastWordsBytes = 512;  // with the zero at their end
-constexpr int64_t kStageCompute = 2;  // unicron.types.Stage.COMPUTE
+constexpr int64_t kStageCompute = 2;     // unicron.types.Stage.COMPUTE
 
 // How long the loop was at one place: from one advance to the next.
 struct IntervalField {
