@@ -32,14 +32,17 @@ from unicron.coordinator.planned import Planned
 from unicron.coordinator.state import Purpose, State
 from unicron.coordinator.transitions import WorkerPhase
 from unicron.healing.record import CommitResult
+from unicron.messages import PublishEpoch
 from unicron.planner.planner import Planner
 from unicron.types import EpochPlan, Outcome, Rank
 
 if TYPE_CHECKING:
     from unicron.sim.cluster import Cluster
-    from unicron.sim.worker import SimWorker
+    from unicron.sim.worker_process import WorkerProcess
 
 LEFT = re.compile(r"saved at iteration (\d+)")
+WORKERS_PER_ROLE = 8  # of a task: holders, understudies, refills, and those that are ending
+TIMERS_MAX = 512
 REPLAY_EVERY = 400  # steps of the coordinator between two full comparisons
 
 
@@ -64,7 +67,7 @@ class TaskChecks:
         if self.plans.get(plan.epoch) != plan:
             self.world.violate(f"{self.name}: epoch {plan.epoch} is not what was journaled")
 
-    def stepped(self, worker: SimWorker, commit: CommitResult) -> None:
+    def stepped(self, worker: WorkerProcess, commit: CommitResult) -> None:
         memory = worker.memory
         whole = tuple(range(worker.layout.num_micro_batches))
         if memory.iteration != commit.iteration:
@@ -82,6 +85,14 @@ class TaskChecks:
             self.committed = commit.iteration
             if commit.iteration % 10 == 0:
                 self.world.log("training", f"{self.name}: iteration {commit.iteration}")
+
+    def computes(self, worker: WorkerProcess) -> None:
+        if worker.memory.is_wreck:
+            self.world.violate(f"{worker.name} computes iteration {worker.memory.iteration}, its state is torn")
+
+    def saved_last(self, worker: WorkerProcess, saved: set[Rank], plan: EpochPlan) -> None:
+        if missing := set(plan.ranks) - saved:
+            self.world.violate(f"{worker.name} says that all is saved without the parts of {sorted(missing)}")
 
     def planned(self, plan: EpochPlan) -> None:
         if plan.epoch <= self.epoch:
@@ -123,7 +134,7 @@ class Checkers:
 
     # ------------------------------------------------------------ training
 
-    def killed(self, worker: SimWorker, reason: str) -> None:
+    def killed(self, worker: WorkerProcess, reason: str) -> None:
         """Evidence is a fault of this very worker, or that the coordinator has no use for it any more."""
         self.world.log(worker.host.node, f"kills {worker.name}: {reason}")
         if worker.faults:
@@ -217,10 +228,27 @@ class Checkers:
         if incident.outcome is Outcome.HEALED and incident.decide_ms is None and incident.epoch:
             self.world.violate(f"incident {incident.id} healed without a decision")
 
+    def sent(self, message: Any) -> None:
+        """Journal before send: nobody hears of an epoch that a crash could make us forget."""
+        if isinstance(message, PublishEpoch) and message.plan.epoch not in self.of(message.plan.task).plans:
+            self.world.violate(f"epoch {message.plan.epoch} of {message.plan.task} was sent before it was durable")
+
     def coordinator_stepped(self, machine: CoordinatorMachine) -> None:
         self._coordinator_steps += 1
+        self._bounded(machine.state)
         if self._coordinator_steps % REPLAY_EVERY == 0:
             self.compare_replay(machine)
+
+    def _bounded(self, state: State) -> None:
+        """Queues and what explains the past; the bounds are the unplanted configuration's."""
+        host = self.world.coordinator
+        for task in state.tasks.values():
+            if len(task.plans) > host.bounds.plans_kept_max:
+                self.world.violate(f"{len(task.plans)} plans of {task.name} are kept")
+            if len(task.reports) > task.job.layout.world_size or len(task.workers) > WORKERS_PER_ROLE * 16:
+                self.world.violate(f"{len(task.reports)} reports, {len(task.workers)} workers of {task.name} are kept")
+        if len(state.timers) > TIMERS_MAX or len(host.timers) > TIMERS_MAX:
+            self.world.violate(f"{len(state.timers)} timers are kept")
 
     def compare_replay(self, machine: CoordinatorMachine) -> None:
         twin = CoordinatorMachine(machine.config)

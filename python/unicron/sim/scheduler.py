@@ -56,29 +56,3 @@ class Streams:
             self._streams[name] = random.Random(f"{self._seed}/{name}")
         return self._streams[name]
 
-
-class Timers:
-    """A host's timers by name: setting one again replaces it."""
-
-    def __init__(self, scheduler: Scheduler, fired: Callable[[str], None]) -> None:
-        self._scheduler, self._fired = scheduler, fired
-        self._pending: dict[str, Scheduled] = {}
-
-    def set(self, name: str, at_ms: float) -> None:
-        old = self._pending.pop(name, None)
-        if old is not None:
-            old.is_cancelled = True
-
-        def fire() -> None:
-            self._pending.pop(name, None)
-            self._fired(name)
-
-        self._pending[name] = self._scheduler.at(at_ms, fire)
-
-    def cancel(self, name: str) -> None:
-        self._pending.pop(name).is_cancelled = True
-
-    def cancel_all(self) -> None:
-        for timer in self._pending.values():
-            timer.is_cancelled = True
-        self._pending.clear()
