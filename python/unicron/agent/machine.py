@@ -144,6 +144,8 @@ class AgentMachine:
                 if message.term < self.state.term:
                     step.refuse("stale_term", f"term {message.term}, know {self.state.term}")
                 self.state.term = max(self.state.term, message.term)
+                if message.again and self.state.is_connected:
+                    self._on_connected(step)
             case StartWorkers():
                 lives.start_workers(step, message)
             case PublishEpoch():

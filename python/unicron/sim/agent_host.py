@@ -50,7 +50,8 @@ class AgentHost:
         )
         self.machine = AgentMachine(plants.agent_config(options.plant, config))
         self.alive = True
-        self.frozen: list[Callable[[], None]] | None = None  # what waits while the whole machine stands still
+        self.frozen: list[Callable[[], None]] | None = None  # what waits while it stands still
+        self.is_paused = False  # its workers stand still too
         self.clock = world.new_clock(f"{node}/{incarnation}")
         self.store = Store(world.scheduler, self.rng)
         self.workers: dict[str, SimWorker] = {}
@@ -212,22 +213,23 @@ class AgentHost:
 
     def die(self) -> None:
         """The node, or the agent alone: workers end with their agent's socket."""
-        self.alive, self.frozen = False, None
+        self.alive, self.frozen, self.is_paused = False, None, False
         self.store.end()
         for worker in self.workers.values():
             worker.die("signaled", 9)
         self.timers.cancel_all()
 
-    def freeze(self) -> None:
-        """The whole machine stands still (a paused virtual machine): no answer, nothing said, nothing forgotten."""
+    def freeze(self, *, whole: bool) -> None:
+        """The whole machine stands still (a paused virtual machine), or its agent's loop alone: no answer, nothing
+        said, nothing forgotten."""
         if self.alive and self.frozen is None:
-            self.frozen = []
+            self.frozen, self.is_paused = [], whole
             self.store.freeze()
 
     def thaw(self) -> None:
         if self.frozen is None:
             return
-        calls, self.frozen = self.frozen, None
+        calls, self.frozen, self.is_paused = self.frozen, None, False
         self.store.thaw()
         for call in calls:
             self.gate(call)

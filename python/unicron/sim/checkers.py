@@ -30,7 +30,7 @@ from unicron.coordinator.journal import (
 from unicron.coordinator.machine import CoordinatorMachine
 from unicron.coordinator.planned import Planned
 from unicron.coordinator.state import Purpose, State
-from unicron.coordinator.transitions import WorkerPhase
+from unicron.coordinator.transitions import TERMINAL, WorkerPhase
 from unicron.healing.record import CommitResult
 from unicron.messages import PublishEpoch
 from unicron.planner.planner import Planner
@@ -124,6 +124,7 @@ class Checkers:
         self.incidents: dict[str, Incident] = {}
         self._coordinator_steps = 0
         self._facts: tuple[Any, ...] = ()
+        self._targets: dict[str, int] = {}
 
     def of(self, task: str) -> TaskChecks:
         return self.tasks.setdefault(task, TaskChecks(self.world, task))
@@ -190,9 +191,11 @@ class Checkers:
             self.world.violate(f"allocation {allocation.number} without anything new: {allocation.trigger}")
         self._facts = facts
         state = self.world.coordinator.machine.state
-        for name in allocation.targets:
+        former, self._targets = self._targets, {name: len(roles) for name, roles in allocation.targets.items()}
+        for name, count in self._targets.items():
             task = state.tasks[name]
-            if task.is_over or task.is_held:
+            ends_now = task.is_over and task.phase not in TERMINAL and count <= former.get(name, 0)
+            if (task.is_over and not ends_now) or task.is_held:
                 self.world.violate(f"{name} is {task.phase.value}, held {task.is_held}, and gets slots")
         planned = state.planned
         if planned is None or planned.number != allocation.number:

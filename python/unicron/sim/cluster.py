@@ -26,6 +26,8 @@ from unicron.sim.scheduler import Scheduler, Streams
 from unicron.sim.worker import SimWorker
 from unicron.types import Rank
 
+TRANSPORT_SILENCE_MS = (2_000.0, 2_600.0)  # runtime/coordinator_link.py: ZeroMQ's heartbeats
+
 
 class Cluster:
     def __init__(self, options: Options) -> None:
@@ -132,6 +134,19 @@ class Cluster:
         host.connection = Connection(self.scheduler, self._rng, self.link(host.node), options.delay_ms, options.twice)
         host.feed(CoordinatorConnected())
 
+    def watch(self, node: str) -> None:
+        """The transport's own heartbeats: a connection that carries nothing one way for so long is ended, unless only
+        the agent's loop stands still: its transport answers."""
+        host = self.hosts[node]
+        suspected = host.connection
+
+        def look() -> None:
+            is_silent = self.link(node).is_blocked(self.scheduler.now_ms) or host.is_paused
+            if is_silent and host.alive and suspected is not None and host.connection is suspected:
+                self.disconnect(node)
+
+        self.scheduler.after(self._rng.uniform(*TRANSPORT_SILENCE_MS), look)
+
     def is_partitioned(self, node: str) -> bool:
         now_ms = self.scheduler.now_ms
         return self.partitioned.get(node, -1.0) > now_ms or self.link(node).is_blocked(now_ms)
@@ -185,7 +200,7 @@ class Cluster:
         return learn
 
     def probe(self, node: str) -> None:
-        if self.is_partitioned(node) or self.hosts[node].frozen is not None:
+        if self.is_partitioned(node) or self.hosts[node].is_paused:
             self.scheduler.after(200.0, lambda: self.coordinator.feed(AgentProbed(node, "unknown")))
             return
         answer: Literal["alive", "gone"] = "alive" if self.hosts[node].alive else "gone"

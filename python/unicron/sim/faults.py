@@ -38,6 +38,7 @@ WEIGHTS = {
     "clock_step": 2,
     "disk_full": 2,
     "freeze": 2,
+    "stuck_agent": 1,
 }
 
 
@@ -76,6 +77,7 @@ def _lasts_ms(kind: str, rng: random.Random) -> float:
         "slow_link": (100.0, 5_000.0),
         "disk_full": (10.0, 3_000.0),
         "freeze": (10.0, 9_000.0),
+        "stuck_agent": (10.0, 9_000.0),
     }
     low, high = ranges.get(kind, (0.0, 0.0))
     return rng.uniform(low, high)
@@ -98,7 +100,7 @@ def _fault(world: Cluster, kind: str, lasts_ms: float, number: int, rng: random.
             world.disconnect(node)
         elif kind == "kill_understudy":
             _kill_understudy(world, rng)
-        elif kind in ("one_way", "slow_link", "clock_step", "freeze", "disk_full"):
+        elif kind in ("one_way", "slow_link", "clock_step", "freeze", "stuck_agent", "disk_full"):
             _disturb(world, kind, lasts_ms, sorted(nodes), rng)
         elif members:
             _hurt(world, kind, lasts_ms, number, rng.choice(members), rng)
@@ -130,10 +132,12 @@ def _disturb(world: Cluster, kind: str, lasts_ms: float, nodes: list[str], rng: 
     elif kind == "clock_step":
         host.clock.step(rng.uniform(10.0, 5_000.0))
     else:
-        for worker in host.workers.values():
+        for worker in host.workers.values() if kind == "freeze" else ():
             worker.faults.append("freeze")
-        host.freeze()
+        host.freeze(whole=kind == "freeze")
         world.scheduler.after(lasts_ms, host.thaw)
+    if kind in ("one_way", "freeze"):
+        world.watch(node)
 
 
 def _kill_understudy(world: Cluster, rng: random.Random) -> None:

@@ -71,7 +71,7 @@ class WorkerProcess:
 
     def gate(self, call: Callable[[], None]) -> None:
         """What happens in this process: not when it is dead, and later when it is stopped."""
-        if self.alive and (self.is_stopped or self.host.frozen is not None):
+        if self.alive and (self.is_stopped or self.host.is_paused):
             self.frozen.append(call)
         elif self.alive:
             call()
