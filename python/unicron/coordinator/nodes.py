@@ -125,7 +125,8 @@ def on_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
 def on_lost_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
     """A node that was declared lost speaks on a connection that never ended: only a hello brings it back."""
     if node.phase is NodePhase.LOST and message.incarnation == node.incarnation:
-        step.send(node.name, AgentWelcome(step.state.term, again=True), "it was declared lost, and is there")
+        welcome = AgentWelcome(step.state.term, again=True)
+        step.answer_node(node.name, welcome, "it was declared lost, and is there")
 
 
 def suspect_node(step: Step, node: NodeState, trigger: str, reason: str) -> None:
