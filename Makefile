@@ -2,7 +2,8 @@
 #
 #   make demo         a real GPT trained while its workers are killed (all scenarios, layout 1,1,4)
 #   make test         check, then all tests            make check        lint, types, tidy, formatting
-#   make sim          the simulator, 300 seeds         make matrix       every case, resumable, into results/matrix
+#   make sim          the simulator, 500 seeds         make matrix       every case, resumable, into results/matrix
+#   make swarm        20,000 seeds, resumable, into bench/results/swarm.json (MINUTES=... ends it earlier)
 #   make bench        all measurements                 make test-latest  Python 3.12, newest megatron-core (6 GB)
 #   make clean        remove what these made
 #
@@ -28,7 +29,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell fin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check matrix sim bench test-latest clean
+.PHONY: help setup demo test check matrix sim swarm bench test-latest clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -83,7 +84,11 @@ test: check
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 sim: setup
-	$(BIN)/python -m unicron.sim --seeds 300
+	$(BIN)/python -m unicron.sim --seeds 500
+
+MINUTES ?= 600
+swarm: setup
+	$(BIN)/python -m unicron.sim --seeds 20000 --record bench/results/swarm.json --minutes $(MINUTES) --keep-going
 
 # One file of results per layout and optimizer; those that are there are not made again.
 LAYOUTS := 1,1,4 2,1,2 1,2,2

@@ -105,7 +105,7 @@ class AgentHost:
                 self._later(0.1, lambda: worker.die("signaled", 9))
             case ask.LookAtOwner():
                 owner = self.workers[action.worker]
-                gone = plants.is_gone(self.world.options.plant, not owner.alive)
+                gone = not owner.alive
                 self._later(0.5, lambda: self.feed(on.OwnerLooked(owner.name, gone)))
             case ask.GrantArena():
                 self._grant(action)

@@ -34,7 +34,7 @@ from unicron.coordinator.transitions import TERMINAL, WorkerPhase
 from unicron.healing.record import CommitResult
 from unicron.messages import PublishEpoch
 from unicron.planner.planner import Planner
-from unicron.types import EpochPlan, Outcome, Rank
+from unicron.types import EpochPlan, Outcome, PlanKind, Rank
 
 if TYPE_CHECKING:
     from unicron.sim.cluster import Cluster
@@ -56,6 +56,7 @@ class TaskChecks:
         self.epoch = 0
         self.plans: dict[int, EpochPlan] = {}
         self.committed = 0  # highest iteration any rank stepped
+        self.reached = -1  # the same since the last return to a checkpoint
         self.num_steps = 0
         self.left_at: int | None = None  # iteration at which it gave up its slots
 
@@ -81,6 +82,7 @@ class TaskChecks:
                     f"segment {number} with micro-batches {segment}"
                 )
         self.num_steps += 1
+        self.reached = max(self.reached, commit.iteration)
         if commit.iteration > self.committed:
             self.committed = commit.iteration
             if commit.iteration % 10 == 0:
@@ -88,7 +90,7 @@ class TaskChecks:
 
     def computes(self, worker: WorkerProcess) -> None:
         if worker.memory.is_wreck:
-            self.world.violate(f"{worker.name} computes iteration {worker.memory.iteration}, its state is torn")
+            self.world.violate(f"{worker.name} goes on at {worker.memory.iteration}, and its state is torn")
 
     def saved_last(self, worker: WorkerProcess, saved: set[Rank], plan: EpochPlan) -> None:
         if missing := set(plan.ranks) - saved:
@@ -98,6 +100,8 @@ class TaskChecks:
         if plan.epoch <= self.epoch:
             self.world.violate(f"{self.name}: epoch {plan.epoch} journaled after {self.epoch}")
         self.epoch = plan.epoch
+        if plan.kind is PlanKind.RESTORE:
+            self.reached = int(plan.restore.rpartition("/")[2]) - 1
         self.plans[plan.epoch] = plan
         if self.left_at is not None and int(plan.restore.rpartition("/")[2] or -1) != self.left_at:
             self.world.violate(f"{self.name} left at {self.left_at} and begins from {plan.restore!r}")
@@ -113,8 +117,8 @@ class TaskChecks:
             return
         self.left_at = int(saved[1])
         self.world.count("left")
-        if self.committed + 1 != self.left_at:
-            self.world.violate(f"{self.name} committed {self.committed} and leaves at {self.left_at}")
+        if self.reached + 1 != self.left_at:
+            self.world.violate(f"{self.name} committed {self.reached} and leaves at {self.left_at}")
 
 
 class Checkers:

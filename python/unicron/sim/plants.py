@@ -41,11 +41,10 @@ PLANTS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("with micro-batches",),
     ),
     "use-torn-state": ("an heir takes a state whose step was not finished for whole", ("state is torn",)),
-    "adopt-living": ("an agent says of a living owner that it is gone", (" lives",)),
     "kill-the-slow": ("an agent calls a loop stalled after 20 ms", ("killed without evidence",)),
-    "forget-epoch": ("plans that replace a worker are not journaled", ("journaled",)),
+    "forget-epoch": ("plans that replace a worker are not journaled", ("was sent before",)),
     "send-first": ("what a step decided is sent before it is journaled", ("was sent before",)),
-    "no-sync": ("now and then a transaction is not synced", ("was sent before", "was journaled, replay knows")),
+    "no-sync": ("now and then nothing is synced", ("was sent before", "was journaled, replay knows", "replay differs")),
     "drop-newest": ("a restart does not read the newest entry", ("was journaled, replay knows", "replay differs")),
     "deaf-reconnect": ("an agent that reconnects is not told the epoch it missed", ("nobody advanced", "no progress")),
     "wrong-row": ("the table of plans is read one row off", ("solved again",)),
@@ -68,10 +67,6 @@ def agent_config(plant: str, config: AgentConfig) -> AgentConfig:
 
 def coordinator_config(plant: str, config: CoordinatorConfig) -> CoordinatorConfig:
     return msgspec.structs.replace(config, plans_kept_max=1 << 30) if plant == "keep-all" else config
-
-
-def is_gone(plant: str, gone: bool) -> bool:
-    return gone or plant == "adopt-living"
 
 
 def ordered(plant: str, actions: Sequence[ask.Action]) -> Sequence[ask.Action]:

@@ -102,6 +102,7 @@ class WorkerTraining(WorkerProcess):
 
     def _step(self, commit: CommitResult) -> None:
         self._advance(Stage.STEP)
+        self.world.checkers.of(self.task).computes(self)
         self.memory.is_torn = self.memory.is_wreck = True
 
         def stepped() -> None:
