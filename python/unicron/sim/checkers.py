@@ -269,7 +269,9 @@ class Checkers:
             differing = {k for k in alive if alive[k] != replayed[k]}
             self.world.violate(f"replay differs: {[(k, alive[k], replayed[k]) for k in sorted(differing)]}")
 
-    def replayed(self, machine: CoordinatorMachine, journal: list[bytes]) -> None:
+    def replayed(self, machine: CoordinatorMachine) -> None:
+        """A coordinator that begins knows all that is durable."""
+        self.compare_replay(machine)
         for task in machine.state.tasks.values():
             epoch = self.of(task.name).epoch
             if task.epoch != epoch:

@@ -53,7 +53,7 @@ class CoordinatorHost:
         now_ms = self.clock.now_ms
         for data in plants.read_back(self.world.options.plant, self.journal):
             self.machine.step(on.Replayed(decode_entry(data)), now_ms)
-        self.world.checkers.replayed(self.machine, self.journal)
+        self.world.checkers.replayed(self.machine)
         self.alive = True
         self.world.log("coordinator", f"starts with {len(self.journal)} journal entries")
         self.feed(on.Started())

@@ -61,8 +61,6 @@ def _disturbed(options: Options) -> Options:
     options.weights = drawn_weights(rng)
     if options.plant == "keep-all":
         options.num_faults = 14
-    elif options.plant == "drop-newest":
-        options.crash_rate = 0.01
     if rng.random() < 0.5:
         options.killed_in = tuple(rng.sample(ACTIONS, rng.randint(1, 3)))
     options.drift = rng.choice((0.0, 0.0, 1e-4, 0.02))
