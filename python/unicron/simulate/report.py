@@ -64,8 +64,9 @@ def figure(simulated: Simulated, swings: Sequence[Swing]) -> bytes:
 
 def _draw_waf(axes: Any, simulated: Simulated) -> None:
     days = [(number + 0.5) / BINS * simulated.history.duration_s / DAY_S for number in range(BINS)]
-    for name, outcome in simulated.outcomes.items():
-        axes.plot(days, outcome.account.curve / simulated.ideal, label=name, linewidth=1)
+    for number, (name, outcome) in enumerate(simulated.outcomes.items()):
+        style = ("-", "--", ":")[number // 10 % 3]  # matplotlib has ten colours
+        axes.plot(days, outcome.account.curve / simulated.ideal, style, label=name, linewidth=1)
     axes.set(title="WAF over time, share of the ideal (modelled)", xlabel="day", ylim=(-0.02, 1.05))
     axes.legend(fontsize=8, ncol=3)
 
@@ -94,17 +95,17 @@ def _draw_downtime(axes: Any, simulated: Simulated) -> None:
         axes.boxplot(data, orientation="horizontal", tick_labels=names, whis=(1, 99), sym=".")
         axes.set_xscale("log")
         axes.invert_yaxis()
-    axes.set(title="downtime per event without waiting for a node (modelled)", xlabel="s")
+    axes.set(title="downtime per event, not waiting (modelled)", xlabel="s")
 
 
 def _draw_swings(axes: Any, swings: Sequence[Swing]) -> None:
     for place, swing in enumerate(swings):
-        ends = (swing.at_low * 100, swing.at_high * 100)
-        axes.plot(ends, (place, place), linewidth=5, alpha=0.6, solid_capstyle="butt")
+        all_three = (swing.at_low * 100, swing.at_high * 100, swing.as_assumed * 100)
+        axes.plot((min(all_three), max(all_three)), (place, place), linewidth=5, alpha=0.6, solid_capstyle="butt")
         axes.plot([swing.as_assumed * 100], [place], "k|")
     axes.set_yticks(range(len(swings)), [f"{s.policy}: {s.what} {s.low:g} ... {s.high:g}" for s in swings], fontsize=8)
     axes.invert_yaxis()
-    axes.set(title="mean WAF, % of the ideal, as one assumption goes from its low to its high end (modelled)")
+    axes.set(title="mean WAF, % of the ideal, as one assumption goes over its range (modelled)")
 
 
 # ---------------------------------------------------------------- page
