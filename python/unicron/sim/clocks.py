@@ -47,20 +47,20 @@ class Timers:
     def set(self, name: str, at_ms: float) -> None:
         old = self._pending.pop(name, None)
         if old is not None:
-            old[1].is_cancelled = True
+            old[1].cancel()
 
         def fire() -> None:
             self._pending.pop(name, None)
             self._fired(name)
 
-        self._pending[name] = (at_ms, self._scheduler.at(self._clock.world_ms(at_ms), fire))
+        self._pending[name] = (at_ms, self._scheduler.at_unless(self._clock.world_ms(at_ms), fire))
 
     def cancel(self, name: str) -> None:
-        self._pending.pop(name)[1].is_cancelled = True
+        self._pending.pop(name)[1].cancel()
 
     def cancel_all(self) -> None:
         for _, timer in self._pending.values():
-            timer.is_cancelled = True
+            timer.cancel()
         self._pending.clear()
 
     def _rearm(self) -> None:
