@@ -119,6 +119,14 @@ def test_unicron_shrinks_and_grows_with_the_planner() -> None:
     assert outcome.account.gpu_s["productive"] == pytest.approx((10 * 16 - 2 * 8) * HOUR_S, rel=1e-2)
 
 
+def test_all_nodes_may_be_gone_at_once() -> None:
+    rows = [(HOUR_S, node, Kind.NODE, HOUR_S * (1 + node), "x") for node in range(2)]
+    for policy in POLICIES:
+        outcome = one(policy, rows)
+        assert outcome.account.gpu_s["down"] == pytest.approx(3 * HOUR_S * 8)
+        assert outcome.account.gpu_s["productive"] > 6 * HOUR_S * 16 * 0.9, policy
+
+
 def test_planned_moves_by_hand() -> None:
     rows = [(600.0 * number, 0, Kind.MOVE, 0.0, "move") for number in range(1, 60)]
     outcome = one("trainmover", rows, assume={"common.infrastructure_s": 0.0})

@@ -26,8 +26,8 @@ def cluster_of(
     per_node_s = 1.0 / setting.failures_per_node_s if setting.failures_per_node_s > 0 else 1e12
     rows = []
     for task, width in zip(tasks, widths, strict=True):
-        least, most = task.nodes_min, min(task.nodes_max, pool + 1)  # one may be about to join
-        if least > pool:
+        least, most = task.nodes_min, min(task.nodes_max, pool)
+        if least > most:
             continue  # it fits no longer
         flops = dict(zip(range(least, most + 1), task.flops[least : most + 1].tolist(), strict=True))
         holds = {POOL: width} if width else {}
@@ -72,7 +72,7 @@ class Planned(Policy):
         world.pause(job, incident, {**detection, **self.process_parts(job, incident.kind)})
 
     def lost(self, world: World, job: Job, incident: Incident) -> None:
-        counts, how = self._plan(world, job, (f"slot:{job.task.name}",))
+        counts, how = self._plan(world, job)
         detection = {"detection": self.detect_s(job, incident.kind)}
         before = job.width + 1
         if how == "standby":
@@ -87,8 +87,8 @@ class Planned(Policy):
         if len(world.standbys) < self.num_standbys:
             world.put_away(node)
             return
-        counts, _ = self._plan(world, None, ("join:1",))
         world.put_away(node)
+        counts, _ = self._plan(world, None)
         self._pause(world, self._follow(world, counts))
 
     def _pause(self, world: World, changed: dict[Job, int]) -> None:
@@ -114,8 +114,10 @@ class Planned(Policy):
 
     # ------------------------------------------------------------ the planner
 
-    def _plan(self, world: World, lost_by: Job | None, events: tuple[str, ...]) -> tuple[dict[str, int], str]:
-        """Counts of nodes and how. The world has taken the lost node away already; the planner sees the time before."""
+    def _plan(self, world: World, lost_by: Job | None) -> tuple[dict[str, int], str]:
+        """Counts of nodes and how. The world has taken the lost node away already; the planner sees the time before.
+        A node that came is there already: it holds nothing, so the best plan as things are is the answer."""
+        events = () if lost_by is None else (f"slot:{lost_by.task.name}",)
         widths = tuple(job.width + (job is lost_by) for job in world.jobs)
         pool = sum(widths) + len(world.free)
         standbys = len(world.standbys)
