@@ -127,6 +127,14 @@ def test_all_nodes_may_be_gone_at_once() -> None:
         assert outcome.account.gpu_s["productive"] > 6 * HOUR_S * 16 * 0.9, policy
 
 
+@pytest.mark.parametrize("kind", [Kind.MOVE, Kind.PREEMPT])
+def test_what_is_announced_costs_no_work_and_no_detection(kind: Kind) -> None:
+    for policy in POLICIES:
+        gpu_s = one(policy, [(1.4 * HOUR_S, 0, kind, HOUR_S, "x")]).account.gpu_s
+        assert gpu_s["recompute"] == 0 and gpu_s["detection"] == 0, policy
+        assert gpu_s["transition"] > 0, policy
+
+
 def test_planned_moves_by_hand() -> None:
     rows = [(600.0 * number, 0, Kind.MOVE, 0.0, "move") for number in range(1, 60)]
     outcome = one("trainmover", rows, assume={"common.infrastructure_s": 0.0})

@@ -39,7 +39,8 @@ class Elastic(Policy):
         self._stand_still(world, job, incident)
 
     def _stand_still(self, world: World, job: Job, incident: Incident) -> None:
-        world.roll_back(job, self.interval_s(job))
+        if incident.kind not in (Kind.MOVE, Kind.PREEMPT):  # announced: it saves first
+            world.roll_back(job, self.interval_s(job))
         parts = {"detection": self.detect_s(job, incident.kind), **self.leave_parts(job, incident.kind)}
         world.pause(job, incident, parts)
 

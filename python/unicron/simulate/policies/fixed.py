@@ -68,10 +68,8 @@ class Fixed(Policy):
         world.pause(job, incident, parts)
 
     def _fall_back(self, world: World, job: Job, kind: Kind) -> None:
-        if kind not in (Kind.MOVE, Kind.PREEMPT) or self.loses_when_planned:
+        if kind not in (Kind.MOVE, Kind.PREEMPT):  # announced: it saves first
             world.roll_back(job, self.interval_s(job))
-
-    loses_when_planned = False  # work, when the failure was announced
 
 
 class Megatron(Fixed):
