@@ -2,9 +2,10 @@
 #
 #   make demo         a real GPT trained while its workers are killed (all scenarios, layout 1,1,4)
 #   make test         check, then all tests            make check        lint, types, tidy, formatting
-#   make sim          the simulator, 300 seeds         make matrix       every failure point x layout, resumable
+#   make sim          the simulator, 500 seeds         make matrix       every failure point x layout, resumable
 #   make leaders      several coordinators, killed, frozen and cut off (ROUNDS=20 SEED=1)
 #   make healthy      a million simulated iterations that must raise no alarm
+#   make swarm        20,000 seeds, resumable, into bench/results/swarm.json (MINUTES=... ends it earlier)
 #   make bench        all measurements                 make test-latest  Python 3.12, newest megatron-core (6 GB)
 #   make clean        remove what these made
 #
@@ -30,7 +31,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell fin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check matrix sim leaders healthy bench test-latest clean
+.PHONY: help setup demo test check matrix sim swarm leaders healthy bench test-latest clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -90,7 +91,11 @@ test: check $(VENV)/.servers
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 sim: setup
-	$(BIN)/python -m unicron.sim --seeds 300
+	$(BIN)/python -m unicron.sim --seeds 500
+
+MINUTES ?= 600
+swarm: setup
+	$(BIN)/python -m unicron.sim --seeds 20000 --record bench/results/swarm.json --minutes $(MINUTES) --keep-going
 
 ROUNDS := 20
 SEED := 1

@@ -42,6 +42,7 @@ PYTHON_LAYERS = {
     "planner": {*_PURE, "_core"},  # of the core its arithmetic: pure functions of their arguments
     "performance": {*_PURE, "planner"},
     "sim": {*_PURE, "coordinator", "agent", "healing", "planner", "performance"},
+    "simulate": {"planner", "performance"},  # models of whole clusters; the machines themselves run in sim
     "faults": {"types"},
     "runtime": {*_PURE, "_core", *_MACHINES, "diagnosis", "planner", "performance", "faults"},
     "training": {*_PURE, "_core", "healing", "faults", "runtime.store_client", "runtime.framing"},

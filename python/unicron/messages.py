@@ -363,6 +363,7 @@ class TaskSpec(_Message, frozen=True):
 
 class AgentWelcome(_Message, frozen=True):
     term: int
+    again: bool = False  # say hello once more: the node was declared lost while its connection lived on
 
 
 class StartWorkers(_Message, frozen=True):

@@ -156,6 +156,8 @@ class AgentMachine:
             step.actions.append(LeaveCoordinator(reason))
             return
         state.term, state.term_ms = message.term, step.now_ms
+        if message.again and state.is_connected:
+            self._on_connected(step)
 
     def _on_order(self, step: Step, message: CoordinatorSays) -> None:
         if self.state.is_stale:

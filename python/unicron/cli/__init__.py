@@ -31,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "incidents": ("unicron.cli.incidents", "what failed, why, what was decided, what it cost"),
     "inject": ("unicron.cli.inject", "a fault, exactly there"),
     "plan": ("unicron.cli.plan", "what the planner would do and why, with a cluster or without"),
+    "simulate": ("unicron.cli.simulate", "a cluster's history under several policies; the papers' tables"),
     "classify": ("unicron.cli.classify", "severity, scope and root of logs and flight recorder dumps"),
     "bench": ("unicron.cli.bench", "measurements; without a name they are listed"),
     "doctor": ("unicron.cli.doctor", "is this machine fit, and what would heal here"),

@@ -139,6 +139,8 @@ class CoordinatorMachine:
         refusal = "no_hello" if node is None else NODE_POLICY[node.phase]
         if refusal or node is None:
             step.refuse(refusal, f"{type(message).__name__} from {event.node}")
+            if node is not None and isinstance(message, AgentHeartbeat):
+                nodes.on_lost_heartbeat(step, node, message)
             return
         if isinstance(message, AgentHeartbeat):
             nodes.on_heartbeat(step, node, message)

@@ -124,6 +124,13 @@ def on_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
         note_speed(step, step.state.tasks[name])
 
 
+def on_lost_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
+    """A node that was declared lost speaks on a connection that never ended: only a hello brings it back."""
+    if node.phase is NodePhase.LOST and message.incarnation == node.incarnation:
+        welcome = AgentWelcome(step.state.term, again=True)
+        step.answer_node(node.name, welcome, "it was declared lost, and is there")
+
+
 def suspect_node(step: Step, node: NodeState, trigger: str, reason: str) -> None:
     if trigger == "disconnected":
         node.is_connected = False

@@ -219,6 +219,11 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
         return True
     plan = task.plan
     assert plan is not None
+    if any(not _is_heard(step, worker.node) for worker in map(task.holder, task.awaiting) if worker is not None):
+        # Who was not heard is not known to stand still: the plan may not have reached it. The node's verdict, or its
+        # return, comes first; both have bounds of their own.
+        step.set_timer("heal", task.name, step.config.heal_ms_max, "a node that was not heard all the while")
+        return False
     deaf = deaf_to_plan(task)
     for worker in deaf:
         reason = f"its loop did not move in {step.config.heal_ms_max:.0f} ms since epoch {plan.epoch}"
@@ -236,6 +241,12 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
     reason = f"no account of the healing of epoch {plan.epoch} from ranks {silent}"
     publish(step, task, Decision(PlanKind.RECONNECT, members, silent, (), reason))
     return False
+
+
+def _is_heard(step: Step, name: str) -> bool:
+    """Connected for as long as the plan has had to do its work."""
+    node = step.state.nodes[name]
+    return node.phase is NodePhase.UP and step.now_ms - node.since_ms >= step.config.heal_ms_max
 
 
 # ------------------------------------------------------------ loops that do not advance

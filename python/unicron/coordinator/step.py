@@ -49,7 +49,11 @@ class Step:
         """To a node that is not UP nothing is sent: its next hello tells what it lacks."""
         state = self.state.nodes.get(node)
         if state is not None and state.phase is NodePhase.UP:
-            self.actions.append(SendAgent(node, message, reason))
+            self.answer_node(node, message, reason)
+
+    def answer_node(self, node: str, message: ToAgent, reason: str) -> None:
+        """To whom just spoke, whatever its phase."""
+        self.actions.append(SendAgent(node, message, reason))
 
     def touch(self, task: TaskState) -> None:
         self.touched[task.name] = None

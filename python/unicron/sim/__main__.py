@@ -5,23 +5,30 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
+from pathlib import Path
 
 from unicron.sim.plants import PLANTS
-from unicron.sim.run import Result, options_of, run_seed
+from unicron.sim.record import Record
+from unicron.sim.run import options_of, run_seed
+
+SAVE_S = 60.0  # between two savings of a record
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m unicron.sim",
         description="Simulate the coordinator, agents and workers under faults, from seeds.",
-        epilog="example: python -m unicron.sim --seeds 300",
+        epilog="example: python -m unicron.sim --seeds 500; a long run that goes on where it stopped: "
+        "python -m unicron.sim --seeds 20000 --record bench/results/swarm.json --minutes 30 --keep-going",
     )
-    parser.add_argument("--seeds", type=int, default=300, help="how many seeds (default 300)")
+    parser.add_argument("--seeds", type=int, default=500, help="how many seeds (default 500)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--seed", type=int, help="one seed, with its whole history")
     parser.add_argument("--plant", choices=PLANTS, default="", help="plant a known mistake")
     parser.add_argument("--keep-going", action="store_true", help="do not end at the first failure")
+    parser.add_argument("--record", type=Path, help="keep sums and coverage here; run what is missing there")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no seed later than this")
+    parser.add_argument("--yield-to", type=Path, help="wait while this file exists: somebody measures")
     arguments = parser.parse_args()
     if arguments.seed is not None:
         return _replay(arguments.seed, arguments.plant)
@@ -40,41 +47,49 @@ def _replay(seed: int, plant: str) -> int:
 
 
 def _many(arguments: argparse.Namespace) -> int:
-    begin_s = time.perf_counter()
-    results: list[Result] = []
-    failed: list[Result] = []
-    for seed in range(arguments.first, arguments.first + arguments.seeds):
+    record = Record(arguments.record)
+    seeds = record.todo(arguments.first, arguments.first + arguments.seeds - 1)
+    begin_s = saved_s = time.perf_counter()
+    for number, seed in enumerate(seeds, 1):
+        while arguments.yield_to is not None and arguments.yield_to.exists():
+            time.sleep(1.0)
+        if time.perf_counter() - begin_s > arguments.minutes * 60:
+            break
+        cpu_s = time.process_time()
         result = run_seed(seed, arguments.plant)
-        results.append(result)
+        record.add(result, time.process_time() - cpu_s)
         if not result.is_good:
-            failed.append(result)
             print(f"\rseed {seed}: {result.violations[0]}", file=sys.stderr)
-            if not arguments.keep_going:
-                break
-        wall_s = time.perf_counter() - begin_s
-        line = f"\r{len(results)}/{arguments.seeds} seeds, {len(failed)} failed, {wall_s:.0f} s "
+        now_s = time.perf_counter()
+        failed = len(record.data["failed"])
+        line = f"\r{number}/{len(seeds)} seeds, {failed} failed, {now_s - begin_s:.0f} s "
         print(line, end="", file=sys.stderr, flush=True)
+        if now_s - saved_s > SAVE_S:
+            saved_s = now_s
+            record.save()
+        if not result.is_good and not arguments.keep_going:
+            break
     print(file=sys.stderr)
-    _report(results, time.perf_counter() - begin_s)
-    for result in failed[:5]:
+    record.save()
+    _report(record)
+    for row in record.data["failed"][:5]:
         plant = f" --plant {arguments.plant}" if arguments.plant else ""
-        print(f"replay: python -m unicron.sim --seed {result.seed}{plant}")
-    return 1 if failed else 0
+        print(f"replay: python -m unicron.sim --seed {row['seed']}{plant}")
+    return 1 if record.data["failed"] else 0
 
 
-def _report(results: list[Result], wall_s: float) -> None:
-    counts: Counter[str] = Counter()
-    outcomes = Counter(r.outcome for r in results)
-    for result in results:
-        counts.update(result.counts)
-    events = sum(r.num_events for r in results)
-    virtual_s = sum(r.virtual_ms for r in results) / 1000
-    print(f"{'seeds':<28}{len(results):>10}   " + ", ".join(f"{k} {v}" for k, v in sorted(outcomes.items())))
-    print(f"{'virtual time (s)':<28}{virtual_s:>10.0f}")
-    print(f"{'events':<28}{events:>10}   {events / max(wall_s, 1e-9):.0f} a second")
-    print(f"{'iterations committed':<28}{sum(r.iterations for r in results):>10}")
-    for what in sorted(counts):
-        print(f"{what:<28}{counts[what]:>10}")
+def _report(record: Record) -> None:
+    data = record.data
+    outcomes = ", ".join(f"{name} {count}" for name, count in sorted(data["outcomes"].items()))
+    print(f"{'seeds':<28}{data['seeds']:>10}   {outcomes}")
+    print(f"{'virtual time (s)':<28}{data['virtual_hours'] * 3600:>10.0f}")
+    per_s = data["events"] / max(data["cpu_hours"] * 3600, 1e-9)
+    print(f"{'events':<28}{data['events']:>10}   {per_s:.0f} a CPU second")
+    print(f"{'iterations committed':<28}{data['iterations']:>10}")
+    for what in sorted(data["counts"]):
+        print(f"{what:<28}{data['counts'][what]:>10}")
+    for machine, seen in record.coverage().items():
+        print(f"coverage of {machine}: {seen}")
 
 
 if __name__ == "__main__":

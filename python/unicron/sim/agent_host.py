@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from unicron.agent import actions as ask
@@ -16,11 +17,13 @@ from unicron.messages import (
     SaveAndHold,
     WorkerHello,
 )
+from unicron.sim import plants
+from unicron.sim.clocks import Timers
 from unicron.sim.groups import Store
 from unicron.sim.memory import Memory
 from unicron.sim.network import Connection
-from unicron.sim.scheduler import Timers
 from unicron.sim.worker import SimWorker
+from unicron.sim.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from unicron.sim.cluster import Cluster
@@ -45,12 +48,15 @@ class AgentHost:
             idle_ms_max=20_000.0,
             start_ms_max=20_000.0,
         )
-        self.machine = AgentMachine(config)
+        self.machine = AgentMachine(plants.agent_config(options.plant, config))
         self.alive = True
+        self.frozen: list[Callable[[], None]] | None = None  # what waits while it stands still
+        self.is_paused = False  # its workers stand still too
+        self.clock = world.new_clock(f"{node}/{incarnation}")
         self.store = Store(world.scheduler, self.rng)
         self.workers: dict[str, SimWorker] = {}
         self.memories: dict[str, Memory] = {}
-        self.timers = Timers(world.scheduler, lambda name: self.feed(on.TimerFired(name)))
+        self.timers = Timers(world.scheduler, self.clock, lambda name: self.feed(on.TimerFired(name)))
         self.connection: Connection | None = None
         self._pids = 1000 * (incarnation + 1)
         self._requests: dict[str, SimWorker] = {}
@@ -60,13 +66,22 @@ class AgentHost:
     # ------------------------------------------------------------ machine
 
     def feed(self, event: on.Event) -> None:
-        if not self.alive:
-            return
+        self.gate(lambda: self._step(event))
+
+    def gate(self, call: Callable[[], None]) -> None:
+        """What happens on this machine: not when its agent is gone, and later when it stands still."""
+        if self.frozen is not None:
+            self.frozen.append(call)
+        elif self.alive:
+            call()
+
+    def _step(self, event: on.Event) -> None:
         try:
-            actions = self.machine.step(event, self.world.scheduler.now_ms)
+            actions = self.machine.step(event, self.clock.now_ms)
         except AssertionError as error:
             self.world.violate(f"agent {self.node}: {type(event).__name__}: {error}")
             return
+        self.world.cover_agent(self.machine, event)
         for action in actions:
             self._do(action)
 
@@ -113,7 +128,11 @@ class AgentHost:
 
     def _later(self, delay_ms: float, call: Any) -> None:
         """Work of this agent: lost when it dies."""
-        self.world.scheduler.after(delay_ms, lambda: call() if self.alive else None)
+        self.world.scheduler.after(delay_ms, lambda: self.gate(call))
+
+    @property
+    def now_ns(self) -> int:
+        return int(self.clock.now_ms * 1e6)
 
     # ------------------------------------------------------------ workers
 
@@ -140,15 +159,15 @@ class AgentHost:
             elif isinstance(message, SaveAndHold):
                 worker.gate(lambda: worker.on_hold(message))
 
-        self.world.scheduler.at(self._socket_ms, lambda: arrive() if self.alive else None)
+        self.world.scheduler.at(self._socket_ms, lambda: self.gate(arrive))
 
-    def heard_hello(self, worker: SimWorker) -> None:
+    def heard_hello(self, worker: WorkerProcess) -> None:
         hello = WorkerHello(worker.task, worker.name, worker.incarnation, worker.pid)
         self.feed(on.WorkerJoined(hello, worker.pid))
 
-    def hear(self, worker: SimWorker, message: Any) -> None:
+    def hear(self, worker: WorkerProcess, message: Any) -> None:
         """Over the Unix socket: what was written before a death is still read."""
-        now_ns = int(self.world.scheduler.now_ms * 1e6)
+        now_ns = self.now_ns
         self._later(
             self.rng.uniform(0.05, 0.2),
             lambda: self.feed(on.WorkerMessage(worker.name, message, now_ns)),
@@ -170,10 +189,10 @@ class AgentHost:
         adopted = not action.create
         self._later(0.3, lambda: worker.gate(lambda: worker.on_arena(memory, adopted)))
 
-    def child_died(self, worker: SimWorker, kind: str, status: int) -> None:
+    def child_died(self, worker: WorkerProcess, kind: str, status: int) -> None:
         """The mutex tells at once, the exit status much later."""
         pulse = worker.pulse()
-        now_ns = int(self.world.scheduler.now_ms * 1e6)
+        now_ns = self.now_ns
         self._later(
             self.rng.uniform(0.2, 0.6),  # behind what it had written to its socket
             lambda: self.feed(on.MutexReleased(worker.name, now_ns, pulse)),
@@ -184,24 +203,41 @@ class AgentHost:
             lambda: self.feed(on.ChildStatusSeen(gone, now_ns, pulse)),
         )
 
-    def child_stopped(self, worker: SimWorker, kind: str, signal: int) -> None:
+    def child_stopped(self, worker: WorkerProcess, kind: str, signal: int) -> None:
         status = ChildStatus(worker.name, worker.pid, kind, signal)
-        now_ns = int(self.world.scheduler.now_ms * 1e6)
+        now_ns = self.now_ns
         self._later(1.0, lambda: self.feed(on.ChildStatusSeen(status, now_ns, worker.pulse())))
 
     def _sample(self) -> None:
         live = [w for w in self.workers.values() if w.alive]
         if live:
             pulses = tuple((w.name, w.sampled()) for w in live)
-            self.feed(on.PulsesSampled(int(self.world.scheduler.now_ms * 1e6), pulses))
+            self.feed(on.PulsesSampled(self.now_ns, pulses))
         self._later(SAMPLE_MS, self._sample)
 
     # ------------------------------------------------------------ life
 
     def die(self) -> None:
         """The node, or the agent alone: workers end with their agent's socket."""
-        self.alive = False
+        self.alive, self.frozen, self.is_paused = False, None, False
         self.store.end()
         for worker in self.workers.values():
             worker.die("signaled", 9)
         self.timers.cancel_all()
+
+    def freeze(self, *, whole: bool) -> None:
+        """The whole machine stands still (a paused virtual machine), or its agent's loop alone: no answer, nothing
+        said, nothing forgotten."""
+        if self.alive and self.frozen is None:
+            self.frozen, self.is_paused = [], whole
+            self.store.freeze()
+
+    def thaw(self) -> None:
+        if self.frozen is None:
+            return
+        calls, self.frozen, self.is_paused = self.frozen, None, False
+        self.store.thaw()
+        for call in calls:
+            self.gate(call)
+        for worker in list(self.workers.values()):
+            worker.catch_up()

@@ -30,16 +30,19 @@ from unicron.coordinator.journal import (
 from unicron.coordinator.machine import CoordinatorMachine
 from unicron.coordinator.planned import Planned
 from unicron.coordinator.state import Purpose, State
-from unicron.coordinator.transitions import WorkerPhase
+from unicron.coordinator.transitions import TERMINAL, WorkerPhase
 from unicron.healing.record import CommitResult
+from unicron.messages import PublishEpoch
 from unicron.planner.planner import Planner
-from unicron.types import EpochPlan, Outcome, Rank
+from unicron.types import EpochPlan, Outcome, PlanKind, Rank
 
 if TYPE_CHECKING:
     from unicron.sim.cluster import Cluster
-    from unicron.sim.worker import SimWorker
+    from unicron.sim.worker_process import WorkerProcess
 
 LEFT = re.compile(r"saved at iteration (\d+)")
+WORKERS_PER_ROLE = 8  # of a task: holders, understudies, refills, and those that are ending
+TIMERS_MAX = 512
 REPLAY_EVERY = 400  # steps of the coordinator between two full comparisons
 
 
@@ -53,6 +56,7 @@ class TaskChecks:
         self.epoch = 0
         self.plans: dict[int, EpochPlan] = {}
         self.committed = 0  # highest iteration any rank stepped
+        self.reached = -1  # the same since the last return to a checkpoint
         self.num_steps = 0
         self.left_at: int | None = None  # iteration at which it gave up its slots
 
@@ -64,7 +68,7 @@ class TaskChecks:
         if self.plans.get(plan.epoch) != plan:
             self.world.violate(f"{self.name}: epoch {plan.epoch} is not what was journaled")
 
-    def stepped(self, worker: SimWorker, commit: CommitResult) -> None:
+    def stepped(self, worker: WorkerProcess, commit: CommitResult) -> None:
         memory = worker.memory
         whole = tuple(range(worker.layout.num_micro_batches))
         if memory.iteration != commit.iteration:
@@ -78,15 +82,26 @@ class TaskChecks:
                     f"segment {number} with micro-batches {segment}"
                 )
         self.num_steps += 1
+        self.reached = max(self.reached, commit.iteration)
         if commit.iteration > self.committed:
             self.committed = commit.iteration
             if commit.iteration % 10 == 0:
                 self.world.log("training", f"{self.name}: iteration {commit.iteration}")
 
+    def computes(self, worker: WorkerProcess) -> None:
+        if worker.memory.is_wreck:
+            self.world.violate(f"{worker.name} goes on at {worker.memory.iteration}, and its state is torn")
+
+    def saved_last(self, worker: WorkerProcess, saved: set[Rank], plan: EpochPlan) -> None:
+        if missing := set(plan.ranks) - saved:
+            self.world.violate(f"{worker.name} says that all is saved without the parts of {sorted(missing)}")
+
     def planned(self, plan: EpochPlan) -> None:
         if plan.epoch <= self.epoch:
             self.world.violate(f"{self.name}: epoch {plan.epoch} journaled after {self.epoch}")
         self.epoch = plan.epoch
+        if plan.kind is PlanKind.RESTORE:
+            self.reached = int(plan.restore.rpartition("/")[2]) - 1
         self.plans[plan.epoch] = plan
         if self.left_at is not None and int(plan.restore.rpartition("/")[2] or -1) != self.left_at:
             self.world.violate(f"{self.name} left at {self.left_at} and begins from {plan.restore!r}")
@@ -102,8 +117,8 @@ class TaskChecks:
             return
         self.left_at = int(saved[1])
         self.world.count("left")
-        if self.committed + 1 != self.left_at:
-            self.world.violate(f"{self.name} committed {self.committed} and leaves at {self.left_at}")
+        if self.reached + 1 != self.left_at:
+            self.world.violate(f"{self.name} committed {self.reached} and leaves at {self.left_at}")
 
 
 class Checkers:
@@ -113,6 +128,7 @@ class Checkers:
         self.incidents: dict[str, Incident] = {}
         self._coordinator_steps = 0
         self._facts: tuple[Any, ...] = ()
+        self._targets: dict[str, int] = {}
 
     def of(self, task: str) -> TaskChecks:
         return self.tasks.setdefault(task, TaskChecks(self.world, task))
@@ -123,7 +139,7 @@ class Checkers:
 
     # ------------------------------------------------------------ training
 
-    def killed(self, worker: SimWorker, reason: str) -> None:
+    def killed(self, worker: WorkerProcess, reason: str) -> None:
         """Evidence is a fault of this very worker, or that the coordinator has no use for it any more."""
         self.world.log(worker.host.node, f"kills {worker.name}: {reason}")
         if worker.faults:
@@ -179,9 +195,11 @@ class Checkers:
             self.world.violate(f"allocation {allocation.number} without anything new: {allocation.trigger}")
         self._facts = facts
         state = self.world.coordinator.machine.state
-        for name in allocation.targets:
+        former, self._targets = self._targets, {name: len(roles) for name, roles in allocation.targets.items()}
+        for name, count in self._targets.items():
             task = state.tasks[name]
-            if task.is_over or task.is_held:
+            ends_now = task.is_over and task.phase not in TERMINAL and count <= former.get(name, 0)
+            if (task.is_over and not ends_now) or task.is_held:
                 self.world.violate(f"{name} is {task.phase.value}, held {task.is_held}, and gets slots")
         planned = state.planned
         if planned is None or planned.number != allocation.number:
@@ -217,10 +235,27 @@ class Checkers:
         if incident.outcome is Outcome.HEALED and incident.decide_ms is None and incident.epoch:
             self.world.violate(f"incident {incident.id} healed without a decision")
 
+    def sent(self, message: Any) -> None:
+        """Journal before send: nobody hears of an epoch that a crash could make us forget."""
+        if isinstance(message, PublishEpoch) and message.plan.epoch not in self.of(message.plan.task).plans:
+            self.world.violate(f"epoch {message.plan.epoch} of {message.plan.task} was sent before it was durable")
+
     def coordinator_stepped(self, machine: CoordinatorMachine) -> None:
         self._coordinator_steps += 1
+        self._bounded(machine.state)
         if self._coordinator_steps % REPLAY_EVERY == 0:
             self.compare_replay(machine)
+
+    def _bounded(self, state: State) -> None:
+        """Queues and what explains the past; the bounds are the unplanted configuration's."""
+        host = self.world.coordinator
+        for task in state.tasks.values():
+            if len(task.plans) > host.bounds.plans_kept_max:
+                self.world.violate(f"{len(task.plans)} plans of {task.name} are kept")
+            if len(task.reports) > task.job.layout.world_size or len(task.workers) > WORKERS_PER_ROLE * 16:
+                self.world.violate(f"{len(task.reports)} reports, {len(task.workers)} workers of {task.name} are kept")
+        if len(state.timers) > TIMERS_MAX or len(host.timers) > TIMERS_MAX:
+            self.world.violate(f"{len(state.timers)} timers are kept")
 
     def compare_replay(self, machine: CoordinatorMachine) -> None:
         twin = CoordinatorMachine(machine.config)
@@ -234,7 +269,9 @@ class Checkers:
             differing = {k for k in alive if alive[k] != replayed[k]}
             self.world.violate(f"replay differs: {[(k, alive[k], replayed[k]) for k in sorted(differing)]}")
 
-    def replayed(self, machine: CoordinatorMachine, journal: list[bytes]) -> None:
+    def replayed(self, machine: CoordinatorMachine) -> None:
+        """A coordinator that begins knows all that is durable."""
+        self.compare_replay(machine)
         for task in machine.state.tasks.values():
             epoch = self.of(task.name).epoch
             if task.epoch != epoch:

@@ -6,23 +6,27 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from unicron.agent.events import CoordinatorConnected, CoordinatorDisconnected
+from unicron.agent.machine import AgentMachine
 from unicron.coordinator.deciding import facts_of, is_due
 from unicron.coordinator.events import AgentDisconnected, AgentProbed, TaskSubmitted
-from unicron.coordinator.state import TaskState
+from unicron.coordinator.state import State, TaskState
 from unicron.coordinator.transitions import TERMINAL, NodePhase, TaskPhase
 from unicron.messages import Reply
 from unicron.sim.agent_host import AgentHost
 from unicron.sim.checkers import Checkers
+from unicron.sim.clocks import Clock
 from unicron.sim.coordinator_host import CoordinatorHost
 from unicron.sim.groups import Group, Store, Waiter
-from unicron.sim.network import Connection
+from unicron.sim.network import Connection, Link
 from unicron.sim.options import TASK, Options, TaskOptions
 from unicron.sim.scheduler import Scheduler, Streams
 from unicron.sim.worker import SimWorker
 from unicron.types import Rank
+
+TRANSPORT_SILENCE_MS = (2_000.0, 2_600.0)  # runtime/coordinator_link.py: ZeroMQ's heartbeats
 
 
 class Cluster:
@@ -34,6 +38,10 @@ class Cluster:
         self.counts: Counter[str] = Counter()
         self.answers: dict[str, Reply] = {}
         self.lines: list[str] = []
+        self.coverage: set[tuple[Any, ...]] = set()  # what was seen: (machine, phase, event), (machine, from, to)
+        self._phases: dict[tuple[str, str], Any] = {}
+        self._clocks: Counter[str] = Counter()
+        self.links: dict[str, Link] = {}
         self._digest = hashlib.sha256()
         self.checkers = Checkers(self)
         self.coordinator = CoordinatorHost(self)
@@ -60,6 +68,29 @@ class Cluster:
     def violate(self, what: str) -> None:
         self.log("VIOLATION", what)
         self.violations.append(f"at {self.scheduler.now_ms:.3f} ms: {what}")
+
+    def cover(self, what: tuple[Any, ...]) -> None:
+        self.coverage.add(what)
+
+    def cover_coordinator(self, state: State, event: Any) -> None:
+        message = getattr(event, "message", event)
+        kind = type(getattr(message, "body", message))
+        for task in state.tasks.values():
+            self._moved("task", task.name, task.phase, kind)
+        for node in state.nodes.values():
+            self._moved("node", node.name, node.phase, kind)
+
+    def cover_agent(self, machine: AgentMachine, event: Any) -> None:
+        for worker in machine.state.workers.values():
+            self._moved("worker", worker.name, worker.phase, type(event))
+
+    def _moved(self, what: str, name: str, phase: Any, event: type) -> None:
+        before = self._phases.get((what, name))
+        if before is not phase:
+            self._phases[what, name] = phase
+            if before is not None:
+                self.coverage.add((what, before, phase))
+        self.coverage.add((what, phase, event))
 
     # ------------------------------------------------------------ start
 
@@ -93,15 +124,42 @@ class Cluster:
     def _connect(self, host: AgentHost) -> None:
         if not host.alive or host.connection is not None:
             return
+        if host.frozen is not None:
+            host.frozen.append(lambda: self._connect_later(host, 1.0))
+            return
         if not self.coordinator.alive or self.is_partitioned(host.node):
             self._connect_later(host, self._rng.uniform(20.0, 80.0))
             return
         options = self.options
-        host.connection = Connection(self.scheduler, self._rng, options.delay_ms, options.twice)
+        host.connection = Connection(self.scheduler, self._rng, self.link(host.node), options.delay_ms, options.twice)
         host.feed(CoordinatorConnected())
 
+    def watch(self, node: str) -> None:
+        """The transport's own heartbeats: a connection that carries nothing one way for so long is ended, unless only
+        the agent's loop stands still: its transport answers."""
+        host = self.hosts[node]
+        suspected = host.connection
+
+        def look() -> None:
+            is_silent = self.link(node).is_blocked(self.scheduler.now_ms) or host.is_paused
+            if is_silent and host.alive and suspected is not None and host.connection is suspected:
+                self.disconnect(node)
+
+        self.scheduler.after(self._rng.uniform(*TRANSPORT_SILENCE_MS), look)
+
     def is_partitioned(self, node: str) -> bool:
-        return self.partitioned.get(node, -1.0) > self.scheduler.now_ms
+        now_ms = self.scheduler.now_ms
+        return self.partitioned.get(node, -1.0) > now_ms or self.link(node).is_blocked(now_ms)
+
+    def link(self, node: str) -> Link:
+        return self.links.setdefault(node, Link())
+
+    def new_clock(self, whose: str) -> Clock:
+        """Of one life of a daemon: it begins anywhere."""
+        self._clocks[whose] += 1
+        rng = self.streams(f"clock/{whose}/{self._clocks[whose]}")
+        drift = self.options.drift
+        return Clock(self.scheduler, rng.uniform(0.0, 1e7), 1.0 + rng.uniform(-drift, drift))
 
     def disconnect(self, node: str) -> None:
         """The connection ends; both ends learn of it, each in its own time."""
@@ -117,7 +175,7 @@ class Cluster:
                 host.feed(CoordinatorDisconnected())
                 self._connect_later(host, self._rng.uniform(1.0, 60.0))
 
-        self.scheduler.after(self._rng.uniform(0.2, 20.0), agent_learns)
+        self.scheduler.after(self._rng.uniform(0.2, 20.0), lambda: host.gate(agent_learns))
         self.scheduler.after(self._rng.uniform(0.2, 20.0), lambda: self._tell_ended(host, ended))
 
     def _tell_ended(self, host: AgentHost, ended: Connection) -> None:
@@ -142,7 +200,7 @@ class Cluster:
         return learn
 
     def probe(self, node: str) -> None:
-        if self.is_partitioned(node):
+        if self.is_partitioned(node) or self.hosts[node].is_paused:
             self.scheduler.after(200.0, lambda: self.coordinator.feed(AgentProbed(node, "unknown")))
             return
         answer: Literal["alive", "gone"] = "alive" if self.hosts[node].alive else "gone"

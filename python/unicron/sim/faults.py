@@ -33,7 +33,19 @@ WEIGHTS = {
     "disconnect": 3,
     "partition": 1,
     "coordinator": 3,
+    "one_way": 2,
+    "slow_link": 2,
+    "clock_step": 2,
+    "disk_full": 2,
+    "freeze": 2,
+    "stuck_agent": 1,
 }
+
+
+def drawn_weights(rng: random.Random) -> dict[str, float]:
+    """Swarm testing: each seed has some kinds of faults, at rates of its own; rare pairs meet more often so."""
+    drawn = {kind: weight * rng.choice((0.0, 0.0, 0.5, 1.0, 3.0)) for kind, weight in WEIGHTS.items()}
+    return drawn if any(drawn.values()) else {"kill_in": 1.0}
 
 
 def schedule(world: Cluster) -> float:
@@ -46,7 +58,8 @@ def schedule(world: Cluster) -> float:
             at_ms += rng.uniform(0.0, 150.0)  # into the recovery of the last one
         else:
             at_ms += rng.uniform(200.0, 2 * options.faults_ms / max(options.num_faults, 1))
-        kind = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        weights = options.weights or WEIGHTS
+        kind = rng.choices(list(weights), list(weights.values()))[0]
         lasts_ms = _lasts_ms(kind, rng)
         end_ms = max(end_ms, at_ms + lasts_ms)
         one = random.Random(rng.random())
@@ -60,6 +73,11 @@ def _lasts_ms(kind: str, rng: random.Random) -> float:
         "stop_and_go": (5.0, 400.0),
         "partition": (50.0, 3_000.0),
         "coordinator": (50.0, 3_000.0),
+        "one_way": (50.0, 8_000.0),
+        "slow_link": (100.0, 5_000.0),
+        "disk_full": (10.0, 3_000.0),
+        "freeze": (10.0, 9_000.0),
+        "stuck_agent": (10.0, 9_000.0),
     }
     low, high = ranges.get(kind, (0.0, 0.0))
     return rng.uniform(low, high)
@@ -82,10 +100,44 @@ def _fault(world: Cluster, kind: str, lasts_ms: float, number: int, rng: random.
             world.disconnect(node)
         elif kind == "kill_understudy":
             _kill_understudy(world, rng)
+        elif kind in ("one_way", "slow_link", "clock_step", "freeze", "stuck_agent", "disk_full"):
+            _disturb(world, kind, lasts_ms, sorted(nodes), rng)
         elif members:
             _hurt(world, kind, lasts_ms, number, rng.choice(members), rng)
 
     return happen
+
+
+def _disturb(world: Cluster, kind: str, lasts_ms: float, nodes: list[str], rng: random.Random) -> None:
+    """Links, clocks, disks and whole machines: nobody dies of it, so nobody may be killed for it."""
+    until_ms = world.scheduler.now_ms + lasts_ms
+    if kind == "disk_full":
+        world.log("fault", f"the coordinator's disk is full for {lasts_ms:.0f} ms")
+        world.coordinator.disk.full_until_ms = until_ms
+        return
+    if kind == "clock_step" and rng.random() < 0.3 and world.coordinator.alive:
+        world.log("fault", "the coordinator's clock jumps")
+        world.coordinator.clock.step(rng.uniform(10.0, 5_000.0))
+        return
+    if not nodes:
+        return
+    node = rng.choice(nodes)
+    host, link = world.hosts[node], world.link(node)
+    world.log("fault", f"{kind} {node} for {lasts_ms:.0f} ms")
+    if kind == "one_way":
+        way = rng.choice(("up", "down"))
+        link.blocked_until_ms[way] = max(link.blocked_until_ms[way], until_ms)
+    elif kind == "slow_link":
+        link.slow_until_ms, link.slow_ms = until_ms, rng.uniform(5.0, 400.0)
+    elif kind == "clock_step":
+        host.clock.step(rng.uniform(10.0, 5_000.0))
+    else:
+        for worker in host.workers.values() if kind == "freeze" else ():
+            worker.faults.append("freeze")
+        host.freeze(whole=kind == "freeze")
+        world.scheduler.after(lasts_ms, host.thaw)
+    if kind in ("one_way", "freeze"):
+        world.watch(node)
 
 
 def _kill_understudy(world: Cluster, rng: random.Random) -> None:
@@ -99,7 +151,7 @@ def _kill_understudy(world: Cluster, rng: random.Random) -> None:
 
 
 def _hurt(world: Cluster, kind: str, lasts_ms: float, number: int, worker: SimWorker, rng: random.Random) -> None:
-    action = rng.choice(ACTIONS)
+    action = rng.choice(world.options.killed_in or ACTIONS)
     where = f" in {action}" if kind == "kill_in" else f" in {type(worker.action).__name__}"
     world.log("fault", f"{kind} {worker.name} (rank {worker.rank}){where}")
     if kind != "reset":

@@ -122,6 +122,7 @@ class Store:
     def __init__(self, scheduler: Scheduler, rng: random.Random) -> None:
         self._scheduler, self._rng = scheduler, rng
         self.is_alive = True
+        self._frozen: list[Callable[[], None]] | None = None
         self._values: dict[Any, dict[Rank, Any]] = {}
         self._waiting: dict[Any, dict[Rank, tuple[Waiter, object, tuple[Rank, ...]]]] = {}
 
@@ -129,6 +130,9 @@ class Store:
         """Publish my value; block until those of all `ranks` are there."""
         if not self.is_alive:
             self._scheduler.after(20.0, lambda: waiter.broke(token, "the store does not answer"))
+            return
+        if self._frozen is not None:  # its machine stands still: the request lies in its socket
+            self._frozen.append(partial(self.gather, key, waiter, value, ranks, token))
             return
         values = self._values.setdefault(key, {})
         values[waiter.rank] = value
@@ -141,8 +145,17 @@ class Store:
                 delay_ms = self._rng.uniform(0.2, 2.0)
                 self._scheduler.after(delay_ms, partial(other.completed, other_token, results))
 
+    def freeze(self) -> None:
+        self._frozen = []
+
+    def thaw(self) -> None:
+        calls, self._frozen = self._frozen or [], None
+        for call in calls:
+            call()
+
     def end(self) -> None:
         self.is_alive = False
+        self.thaw()
         for waiting in self._waiting.values():
             for waiter, token, _ in waiting.values():
                 lost = partial(waiter.broke, token, "the store does not answer")

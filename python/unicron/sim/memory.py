@@ -25,6 +25,7 @@ class Memory:
 
     iteration: int = 0
     is_torn: bool = False
+    is_wreck: bool = False  # what no record can hide: a step began here and did not end (for the checkers)
     dealt: tuple[int, ...] = ()
     begun: set[int] = field(default_factory=set)
     is_summed: bool = False
@@ -49,7 +50,7 @@ class Memory:
     def end_step(self, iteration: int, *, gathered: bool = True) -> None:
         self.iteration = iteration
         self.gathered = gathered
-        self.is_summed, self.is_torn = False, False
+        self.is_summed, self.is_torn, self.is_wreck = False, False, False
         self.reduced, self.dealt = 0, ()
         self.begun = set()
         self.stage = Stage.IDLE

@@ -62,6 +62,9 @@ class Options:
     faults_ms: float = 4_000.0  # length of the phase in which faults happen
     crash_rate: float = 0.0
     plant: str = ""
+    weights: dict[str, float] = field(default_factory=dict)  # of kinds of faults; {}: faults.py's own
+    killed_in: tuple[str, ...] = ()  # actions in which workers are killed; (): any
+    drift: float = 0.0  # clocks run by up to this share fast or slow
     keep_log: bool = False
 
     def of(self, task: str) -> TaskOptions:

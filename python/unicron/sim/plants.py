@@ -1,59 +1,100 @@
-"""Planted mistakes: what the liveness phase must find. Each was a real hang, or would have been one.
+"""Planted mistakes: what the checkers and the liveness phase must find. Each was a real one, or would have been.
 
-* keep-healthy-cross-group (MECHANICS 1.1): a group between replicas that lost nobody is kept: its members wait in
-it for ranks that wait in the meeting. (In worker.py: what the monitor shuts and what a meeting rebuilds.)
-* tie-after-reduce (MECHANICS 1.2): a collective inside the replica after those between replicas: the last stage of
-a whole replica waits in it for the first one, which failed between replicas.
-* no-confirm (docs/ARCHITECTURE.md): one rank of a whole replica steps and waits in the next iteration for another,
-whose commit was interrupted and who sits in the meeting.
+Without a plant every function here gives back what it was given. PLANTS says of each what finds it.
 """
 
 from __future__ import annotations
 
-from unicron.healing import actions as do
-from unicron.healing.machine import HealingMachine, Phase
-from unicron.healing.record import CommitResult
-from unicron.sim.memory import NUM_SEGMENTS
-from unicron.types import Layout, Rank, Stage
+import random
+from collections.abc import Sequence
 
-PLANTS = ("keep-healthy-cross-group", "tie-after-reduce", "no-confirm")
+import msgspec
+
+from unicron.agent.config import AgentConfig
+from unicron.coordinator import actions as ask
+from unicron.coordinator.config import CoordinatorConfig
+from unicron.coordinator.journal import Entry, EpochDecided
+from unicron.coordinator.state import State
+from unicron.healing.machine import HealingMachine
+from unicron.healing.record import Record
+from unicron.messages import PublishEpoch
+from unicron.sim.memory import NUM_SEGMENTS
+from unicron.sim.plants_healing import HEALING_PLANTS
+from unicron.types import Layout, PlanKind, Rank
+
+# plant -> (what is wrong, words of the violation that finds it)
+PLANTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "keep-healthy-cross-group": (
+        "MECHANICS 1.1: a group between replicas that lost nobody is kept (worker.py, worker_healing.py)",
+        ("nobody advanced", "no progress"),
+    ),
+    "tie-after-reduce": (
+        "MECHANICS 1.2: a collective inside the replica after those between replicas",
+        ("nobody advanced", "no progress"),
+    ),
+    "no-confirm": (
+        "one rank of a whole replica steps, another, whose commit was interrupted, goes to the meeting",
+        ("nobody advanced", "no progress", "members wait in"),
+    ),
+    "keep-sums": (
+        "who computes an iteration again adds to what it had (worker_training.py)",
+        ("with micro-batches",),
+    ),
+    "use-torn-state": ("an heir takes a state whose step was not finished for whole", ("state is torn",)),
+    "kill-the-slow": ("an agent calls a loop stalled after 20 ms", ("killed without evidence",)),
+    "forget-epoch": ("plans that replace a worker are not journaled", ("was sent before",)),
+    "send-first": ("what a step decided is sent before it is journaled", ("was sent before",)),
+    "no-sync": ("now and then nothing is synced", ("was sent before", "was journaled, replay knows", "replay differs")),
+    "drop-newest": ("a restart does not read the newest entry", ("was journaled, replay knows", "replay differs")),
+    "deaf-reconnect": ("an agent that reconnects is not told the epoch it missed", ("nobody advanced", "no progress")),
+    "wrong-row": ("the table of plans is read one row off", ("solved again",)),
+    "keep-all": ("what only explains the past is never dropped", ("are kept",)),
+    "save-without-parts": ("the last word of a leaving task does not wait for all parts", ("without the parts",)),
+}
 
 
 def machine_for(plant: str, rank: Rank, layout: Layout) -> HealingMachine:
-    kinds = {"tie-after-reduce": TieAfterReduce, "no-confirm": NoConfirm}
-    return kinds.get(plant, HealingMachine)(rank, layout, NUM_SEGMENTS)
+    return HEALING_PLANTS.get(plant, HealingMachine)(rank, layout, NUM_SEGMENTS)
 
 
-class NoConfirm(HealingMachine):
-    """Who has the commit's result steps, who has not goes to the meeting: each rank for itself."""
-
-    def _committed(self, result: CommitResult) -> do.AnyAction:
-        self._set(commit=result)
-        return self._step_with(result, Phase.STEP, "committed")
-
-    def _miss_commit(self, why: str, inside: bool) -> do.AnyAction:
-        return self._repair_or_wait(why, inside)
+def record_of(plant: str, record: Record) -> Record:
+    return msgspec.structs.replace(record, has_state=True) if plant == "use-torn-state" else record
 
 
-class TieAfterReduce(HealingMachine):
-    def _miss_commit(self, why: str, inside: bool) -> do.AnyAction:
-        return self._repair_or_wait(why, inside)
+def agent_config(plant: str, config: AgentConfig) -> AgentConfig:
+    return msgspec.structs.replace(config, stall_ms_min=20.0) if plant == "kill-the-slow" else config
 
-    def _tie(self) -> do.AnyAction:
-        self._set(summed=True)
-        return self._enter_reduction("sums are whole")
 
-    def _reduced(self) -> do.AnyAction:
-        self._set(segments_reduced=self.num_segments, stage=Stage.TIE)
-        return self._to(Phase.TIE, do.Tie(reason="planted: after the reduction"))
+def coordinator_config(plant: str, config: CoordinatorConfig) -> CoordinatorConfig:
+    return msgspec.structs.replace(config, plans_kept_max=1 << 30) if plant == "keep-all" else config
 
-    def _tied(self) -> do.AnyAction:
-        self._set(stage=Stage.COMMIT)
-        return self._to(Phase.COMMIT, do.Commit(reason="planted"))
 
-    _on_done = {
-        **HealingMachine._on_done,
-        Phase.COMPUTE: lambda self: self._tie(),
-        Phase.REDUCE: lambda self: self._reduced(),
-        Phase.TIE: lambda self: self._tied(),
-    }
+def ordered(plant: str, actions: Sequence[ask.Action]) -> Sequence[ask.Action]:
+    if plant != "send-first":
+        return actions
+    return sorted(actions, key=lambda action: not isinstance(action, ask.SendAgent))
+
+
+def is_unsynced(plant: str, rng: random.Random) -> bool:
+    return plant == "no-sync" and rng.random() < 0.3
+
+
+def forgets(plant: str, entry: Entry) -> bool:
+    return plant == "forget-epoch" and isinstance(entry, EpochDecided) and entry.plan.kind is PlanKind.REPLACE
+
+
+def read_back(plant: str, entries: list[bytes]) -> list[bytes]:
+    return entries[:-1] if plant == "drop-newest" else entries
+
+
+def is_lost(plant: str, action: ask.SendAgent) -> bool:
+    missed = isinstance(action.message, PublishEpoch) and "missed epoch" in action.reason
+    return plant == "deaf-reconnect" and missed
+
+
+def tamper(plant: str, state: State) -> None:
+    planner = state.planner
+    if plant == "wrong-row" and planner is not None and not hasattr(planner, "is_planted"):
+        events, rows = list(planner._index), list(planner._index.values())
+        planner._index = dict(zip(events, rows[1:] + rows[:1], strict=True))
+        planner.is_planted = True  # type: ignore[attr-defined]

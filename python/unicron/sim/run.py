@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from unicron.coordinator.state import TaskState
 from unicron.coordinator.transitions import TaskPhase
 from unicron.sim.cluster import Cluster
-from unicron.sim.faults import schedule
+from unicron.sim.faults import ACTIONS, drawn_weights, schedule
 from unicron.sim.options import Options, TaskOptions
 from unicron.sim.swarm import schedule_wishes, swarm_options
 from unicron.types import Layout
 
 LAYOUTS = ((1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 1, 3), (1, 1, 2), (2, 1, 1), (1, 1, 3))
 LIVENESS_MS = 30_000.0
+SEVERAL_TASKS = ("wrong-row", "save-without-parts")  # plants that need decisions between tasks
 PROGRESS = 8  # iterations after being whole again
 
 
@@ -38,6 +40,7 @@ class Result:
     virtual_ms: float
     wall_s: float
     lines: list[str]
+    coverage: set[tuple[Any, ...]]
 
     @property
     def is_good(self) -> bool:
@@ -47,8 +50,25 @@ class Result:
 def options_of(seed: int, plant: str = "") -> Options:
     rng = random.Random(f"{seed}/options")
     tp, pp, dp = rng.choice(LAYOUTS)
-    if not plant and seed % 3 == 2:
-        return swarm_options(seed, rng)
+    if plant not in SEVERAL_TASKS and (plant or seed % 3 != 2):
+        return _one_task(seed, plant, rng, (tp, pp, dp))
+    return _disturbed(replace(swarm_options(seed, rng), plant=plant))
+
+
+def _disturbed(options: Options) -> Options:
+    """Which faults, how often, and whether clocks drift: a part of every history's seed."""
+    rng = random.Random(f"{options.seed}/disturbed")
+    options.weights = drawn_weights(rng)
+    if options.plant == "keep-all":
+        options.num_faults = 14
+    if rng.random() < 0.5:
+        options.killed_in = tuple(rng.sample(ACTIONS, rng.randint(1, 3)))
+    options.drift = rng.choice((0.0, 0.0, 1e-4, 0.02))
+    return options
+
+
+def _one_task(seed: int, plant: str, rng: random.Random, shape: tuple[int, int, int]) -> Options:
+    tp, pp, dp = shape
     if plant:  # the planted mistakes need replicas of several ranks, or several replicas
         tp, pp, dp = rng.choice(((2, 1, 2), (1, 2, 2), (2, 1, 3)))
     sharded = not plant and random.Random(f"{seed}/sharded").random() < 0.4
@@ -56,7 +76,7 @@ def options_of(seed: int, plant: str = "") -> Options:
     layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=num_micro_batches, sharded=sharded)
     slow = rng.random() < 0.2
     iterations = rng.randint(40, 120) if rng.random() < 0.15 else 1_000_000
-    return Options(
+    options = Options(
         seed=seed,
         tasks=(TaskOptions(layout=layout, iterations=iterations, checkpoint_every=rng.choice((0, 5, 10))),),
         num_nodes=dp,
@@ -69,6 +89,7 @@ def options_of(seed: int, plant: str = "") -> Options:
         crash_rate=0.003 if rng.random() < 0.2 else 0.0,
         plant=plant,
     )
+    return _disturbed(options)
 
 
 def run_seed(seed: int, plant: str = "", options: Options | None = None) -> Result:
@@ -94,6 +115,7 @@ def run_seed(seed: int, plant: str = "", options: Options | None = None) -> Resu
         seed, (layout.tp, layout.pp, layout.dp), world.violations, outcome, cause, world.digest(),
         dict(world.counts), world.checkers.committed, world.scheduler.num_events,
         world.scheduler.now_ms, time.perf_counter() - begin_s, world.lines,
+        world.coverage,
     )  # fmt: skip
 
 

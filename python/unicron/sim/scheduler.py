@@ -5,40 +5,52 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from typing import Any
 
 
 class Scheduled:
-    __slots__ = ("call", "is_cancelled")
+    """A call that is due: a list, because the heap compares thousands of them in a moment. [at_ms, order, call]"""
 
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.call = call
-        self.is_cancelled = False
+    __slots__ = ("entry",)
+
+    def __init__(self, entry: list[Any]) -> None:
+        self.entry = entry
+
+    def cancel(self) -> None:
+        self.entry[2] = None
 
 
 class Scheduler:
     def __init__(self) -> None:
         self.now_ms = 0.0
         self.num_events = 0
-        self._heap: list[tuple[float, int, Scheduled]] = []
+        self._heap: list[list[Any]] = []
         self._count = 0
 
-    def after(self, delay_ms: float, call: Callable[[], None]) -> Scheduled:
-        return self.at(self.now_ms + delay_ms, call)
-
-    def at(self, at_ms: float, call: Callable[[], None]) -> Scheduled:
+    def after(self, delay_ms: float, call: Callable[[], None]) -> None:
         self._count += 1
-        entry = Scheduled(call)
-        heapq.heappush(self._heap, (max(at_ms, self.now_ms), self._count, entry))
-        return entry
+        heapq.heappush(self._heap, [self.now_ms + max(delay_ms, 0.0), self._count, call])
+
+    def at(self, at_ms: float, call: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, [max(at_ms, self.now_ms), self._count, call])
+
+    def at_unless(self, at_ms: float, call: Callable[[], None]) -> Scheduled:
+        """It may still be cancelled."""
+        self._count += 1
+        entry = [max(at_ms, self.now_ms), self._count, call]
+        heapq.heappush(self._heap, entry)
+        return Scheduled(entry)
 
     def run_until(self, at_ms: float, is_over: Callable[[], bool]) -> None:
         """Until virtual time reaches at_ms, nothing is left, or is_over() (asked after every event)."""
-        while self._heap and self._heap[0][0] <= at_ms:
-            self.now_ms, _, entry = heapq.heappop(self._heap)
-            if entry.is_cancelled:
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= at_ms:
+            self.now_ms, _, call = pop(heap)
+            if call is None:
                 continue
             self.num_events += 1
-            entry.call()
+            call()
             if is_over():
                 return
         self.now_ms = max(self.now_ms, at_ms)
@@ -55,30 +67,3 @@ class Streams:
         if name not in self._streams:
             self._streams[name] = random.Random(f"{self._seed}/{name}")
         return self._streams[name]
-
-
-class Timers:
-    """A host's timers by name: setting one again replaces it."""
-
-    def __init__(self, scheduler: Scheduler, fired: Callable[[str], None]) -> None:
-        self._scheduler, self._fired = scheduler, fired
-        self._pending: dict[str, Scheduled] = {}
-
-    def set(self, name: str, at_ms: float) -> None:
-        old = self._pending.pop(name, None)
-        if old is not None:
-            old.is_cancelled = True
-
-        def fire() -> None:
-            self._pending.pop(name, None)
-            self._fired(name)
-
-        self._pending[name] = self._scheduler.at(at_ms, fire)
-
-    def cancel(self, name: str) -> None:
-        self._pending.pop(name).is_cancelled = True
-
-    def cancel_all(self) -> None:
-        for timer in self._pending.values():
-            timer.is_cancelled = True
-        self._pending.clear()

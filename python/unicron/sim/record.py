@@ -1,0 +1,107 @@
+"""What a swarm has run: ranges of seeds with their sums, kept in a file, so that a long run can go on where it stopped.
+
+A record is of one state of the code: sums of different histories under the same seed must not be added, so the file
+says which sources it was made from, and another state begins anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from unicron.agent.transitions import TRANSITIONS as WORKER
+from unicron.coordinator.transitions import NODE_TRANSITIONS, TASK_TRANSITIONS
+from unicron.healing.machine import Phase
+from unicron.sim.run import Result
+
+PARTS = ("sim", "coordinator", "agent", "healing", "planner")
+TABLES: dict[str, Any] = {"task": TASK_TRANSITIONS, "node": NODE_TRANSITIONS, "worker": WORKER}
+
+
+def sources() -> str:
+    """A digest of everything that a history depends on."""
+    found = importlib.util.find_spec("unicron")
+    assert found is not None and found.origin is not None
+    root = Path(found.origin).parent
+    digest = hashlib.sha256()
+    for part in PARTS:
+        for path in sorted((root / part).glob("**/*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def possible(machine: str) -> set[tuple[str, str]]:
+    """Changes of phase that the machine's table has, by name."""
+    return {(str(old), str(new)) for (old, _), new in TABLES[machine].items() if old is not new}
+
+
+class Record:
+    """Sums over seeds. Raises OSError where its file cannot be read or written."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.data: dict[str, Any] = {
+            "sources": sources(), "ranges": [], "seeds": 0, "failed": [], "events": 0, "virtual_hours": 0.0,
+            "cpu_hours": 0.0, "iterations": 0, "outcomes": {}, "counts": {}, "changes": {}, "pairs": {},
+        }  # fmt: skip
+        if path is not None and path.exists():
+            kept = json.loads(path.read_text())
+            if kept.get("sources") == self.data["sources"]:
+                self.data = kept
+
+    def todo(self, first: int, last: int) -> list[int]:
+        """Seeds of first ... last that were not run yet."""
+        done = {seed for begin, end in self.data["ranges"] for seed in range(begin, end + 1)}
+        return [seed for seed in range(first, last + 1) if seed not in done]
+
+    def add(self, result: Result, cpu_s: float) -> None:
+        data = self.data
+        self._add_seed(result.seed)
+        data["seeds"] += 1
+        data["events"] += result.num_events
+        data["iterations"] += result.iterations
+        data["virtual_hours"] += result.virtual_ms / 3.6e6
+        data["cpu_hours"] += cpu_s / 3600
+        data["outcomes"][result.outcome] = data["outcomes"].get(result.outcome, 0) + 1
+        for name, count in result.counts.items():
+            data["counts"][name] = data["counts"].get(name, 0) + count
+        if not result.is_good:
+            data["failed"].append({"seed": result.seed, "violation": result.violations[0][:400]})
+        for machine, *what in result.coverage:
+            kind = "changes" if isinstance(what[1], type(what[0])) else "pairs"
+            name = " > ".join(getattr(one, "__name__", None) or str(getattr(one, "value", one)) for one in what)
+            seen = data[kind].setdefault(machine, {})
+            seen[name] = seen.get(name, 0) + 1
+
+    def _add_seed(self, seed: int) -> None:
+        ranges = self.data["ranges"]
+        if ranges and ranges[-1][1] == seed - 1:
+            ranges[-1][1] = seed
+        else:
+            ranges.append([seed, seed])
+
+    def coverage(self) -> dict[str, str]:
+        """machine -> changes of phase seen, of those its table has; the healing machine's (phase, event) pairs."""
+        found = {}
+        for machine in TABLES:
+            seen = {tuple(name.split(" > ")) for name in self.data["changes"].get(machine, {})}
+            wanted = possible(machine)
+            missing = sorted(" > ".join(pair) for pair in wanted - seen)
+            never = f"; never {', '.join(missing)}" if missing else ""
+            found[machine] = f"{len(seen & wanted)} of {len(wanted)}{never}"
+        phases = {name.split(" > ")[0] for name in self.data["pairs"].get("healing", {})}
+        found["healing"] = f"{len(phases)} of {len(Phase)} phases, {len(self.data['pairs'].get('healing', {}))} pairs"
+        return found
+
+    def save(self) -> None:
+        if self.path is None:
+            return
+        self.data["coverage"] = self.coverage()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        staging = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        staging.write_text(json.dumps(self.data, indent=1, sort_keys=True) + "\n")
+        os.replace(staging, self.path)

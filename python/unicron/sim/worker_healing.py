@@ -1,0 +1,113 @@
+"""What a simulated worker does about a failure: exchange records, make groups again, fetch state, report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unicron.healing import actions as do
+from unicron.healing import events as on
+from unicron.messages import CollectiveFailed
+from unicron.sim.groups import Group
+from unicron.sim.worker_training import WorkerTraining
+from unicron.types import EpochPlan, Layout, Rank, Stage
+
+
+class WorkerHealing(WorkerTraining):
+    def _gather(self, action: Any, ranks: tuple[Rank, ...], where: tuple[str, int]) -> None:
+        """Exchanges and rebuilds both go through the epoch's store; a newer epoch interrupts the wait."""
+        self._advance(Stage.HEAL, waiting=True)
+        plan: EpochPlan = action.plan
+        self.world.checkers.of(self.task).role_used(plan, self.rank, self.name)
+        kind = type(action).__name__
+        assert self.machine is not None
+
+        def gathered(results: dict[Rank, Any]) -> None:
+            if isinstance(action, (do.ExchangeInside, do.ExchangeWorld)):
+                self.run(on.RecordsGathered([results[r] for r in ranks]))
+            else:
+                self._build(action, results)
+                self._done()
+
+        self.then = gathered
+        token = self.token = object()
+        self.in_store = True
+        if self.newest is not None and self.newest.epoch > plan.epoch:
+            self.broke(token, "a newer epoch")
+            return
+        value = self.machine.record if kind.startswith("Exchange") else self
+        store = self.world.store_at(plan.store)
+        store.gather((self.task, plan.epoch, kind, where), self, value, ranks, token)
+
+    def _build(self, action: do.RebuildInside | do.RebuildCross, members: dict[Rank, Any]) -> None:
+        epoch = action.plan.epoch
+        if isinstance(action, do.RebuildInside):
+            if self.inside is None or action.touched is None or action.touched:
+                self._forget(self.inside)
+                self.inside = self.world.group(f"{self.task}/inside/{epoch}", members)
+                self.groups.append((self.inside, False))
+            return
+        keep = self.world.options.plant == "keep-healthy-cross-group"
+        touched = set(action.plan.touched)
+        mine = self.layout.coords(self.rank)
+        peers = {r: w for r, w in members.items() if _same_position(self.layout, r, mine)}
+        if not (keep and self.data is not None and not touched & set(self.data.members)):
+            self._forget(self.data)
+            self.data = self.world.group(f"{self.task}/data/{epoch}", peers) if len(peers) > 1 else None
+            if self.data is not None:
+                self.groups.append((self.data, True))
+        self._forget(self.everybody)
+        self.everybody = self.world.group(f"{self.task}/world/{epoch}", members) if len(members) > 1 else None
+        if self.everybody is not None:
+            self.groups.append((self.everybody, True))
+
+    def _forget(self, group: Group | None) -> None:
+        self.groups = [(g, c) for g, c in self.groups if g is not group]
+
+    def _fetch(self, action: do.FetchState) -> None:
+        self._advance(Stage.HEAL, waiting=True)
+        fetch = action.fetch
+        both = (fetch.source, *fetch.targets)
+        if self.rank not in both:
+            self._loop(0.1, self._done)
+            return
+
+        def fetched(results: dict[Rank, int]) -> None:
+            if results[fetch.source] != action.iteration:
+                self.world.violate(f"{self.name} took iteration {results[fetch.source]}, not {action.iteration}")
+            if self.rank in fetch.targets:
+                self.memory.end_step(action.iteration)
+            self._done()
+
+        tag = ("fetch", action.plan.epoch)
+        self._within(self.data, tag, self.memory.iteration, fetched, tuple(sorted(both)))
+
+    def _loaded(self, path: str) -> None:
+        iteration = int(path.rpartition("/")[2])
+        self.memory.end_step(iteration)
+        self.run(on.CheckpointLoaded(iteration))
+
+    def _report(self, text: str, *, inside: bool) -> None:
+        assert self.machine is not None
+        self.say(
+            CollectiveFailed(
+                self.name, self.rank, self.machine._newest(), self.memory.iteration, self.stage,
+                inside, text,
+            )
+        )  # fmt: skip
+
+    def _plan_came(self) -> None:
+        action, machine = self.action, self.machine
+        assert machine is not None
+        if isinstance(action, do.AwaitPlan):
+            after = action.after_epoch
+        elif isinstance(action, do.ReportStateLost):
+            after = machine._newest()
+        else:
+            return
+        if self.newest is not None and self.newest.epoch > after:
+            self.run(on.Done())
+
+
+def _same_position(layout: Layout, rank: Rank, coords: tuple[int, int, int]) -> bool:
+    tp, _, pp = layout.coords(rank)
+    return (tp, pp) == (coords[0], coords[2])

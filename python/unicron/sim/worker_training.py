@@ -1,0 +1,186 @@
+"""The undisturbed iteration of a simulated worker: compute, tie, reduce, commit, step, and saving before it leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unicron.healing import actions as do
+from unicron.healing import events as on
+from unicron.healing.record import CommitResult, hold_vote
+from unicron.messages import Finished, Healed, Saved
+from unicron.sim.memory import NUM_SEGMENTS, Sum, add
+from unicron.sim.worker_process import WorkerProcess
+from unicron.types import Rank, Stage
+
+
+class WorkerTraining(WorkerProcess):
+    def _begin(self, iteration: int) -> None:
+        if iteration >= self.world.options.of(self.task).iterations:
+            self._advance(Stage.DONE)
+            self.say(Finished(self.name, self.rank))
+            self._later(self.rng.uniform(1.0, 10.0), lambda: self.die("exited", 0))
+            return
+        self._loop(self.rng.uniform(0.1, 1.0), lambda: self.run(on.IterationBegun(iteration)))
+
+    def _compute(self, action: do.Compute) -> None:
+        if not self.memory.gathered:
+            self.world.violate(f"{self.name} computes iteration {action.iteration} without the others' shards")
+        self.world.checkers.of(self.task).computes(self)
+        self._reduced_before = self.memory.reduced
+        if not action.extra and self.world.options.plant != "keep-sums":
+            self.memory.segments = [()] * NUM_SEGMENTS
+            self.memory.reduced = 0
+        self._fresh = ()
+        self._compute_next(action, 0)
+
+    def _compute_next(self, action: do.Compute, index: int) -> None:
+        if index == len(action.micro_batches):
+            self._computed(action)
+            return
+        micro_batch = action.micro_batches[index]
+        assert self.machine is not None
+        if micro_batch in self.memory.begun or (self.machine.healing and action.extra):
+            self.recomputed.add((action.iteration, micro_batch))
+        self.memory.begun.add(micro_batch)
+        self._advance(Stage.COMPUTE, micro_batch)
+
+        def added(_: Any) -> None:
+            self._fresh = add(self._fresh, (micro_batch,))
+            self._compute_next(action, index + 1)
+
+        tag = ("forward", action.iteration, micro_batch)
+        self._loop(self.rng.uniform(4.0, 8.0), lambda: self._within(self.inside, tag, None, added))
+
+    def _computed(self, action: do.Compute) -> None:
+        first = self._reduced_before if action.extra else 0
+        for number in range(first, NUM_SEGMENTS):
+            self.memory.segments[number] = add(self.memory.segments[number], self._fresh)
+        assert self.machine is not None
+        self.memory.begun = set(self.machine.record.done)
+        self._done()
+
+    def _reduce(self, action: do.Reduce, number: int) -> None:
+        if number == NUM_SEGMENTS:
+            self._done()
+            return
+        if number == 0:
+            self._own = self.memory.reduced
+        own = self._own
+        self._advance(Stage.REDUCE, number, waiting=True)
+
+        def reduced(results: dict[Rank, Sum]) -> None:
+            if number < len(action.shared):
+                value = results[action.shared[number]]
+            else:
+                value = add(*results.values())
+            if number >= own or number >= len(action.shared):
+                self.memory.segments[number] = value
+                self.memory.reduced = number + 1
+            self._reduce(action, number + 1)
+
+        tag = ("reduce", self.memory.iteration, number, number < len(action.shared))
+        self._within(self.data, tag, self.memory.segments[number], reduced)
+
+    def _commit(self) -> None:
+        self._advance(Stage.COMMIT, waiting=True)
+        iteration = self.memory.iteration
+        assert self.machine is not None and self.machine.plan is not None
+        epoch = self.machine.plan.epoch
+
+        def committed(results: dict[Rank, tuple[int, int, float]]) -> None:
+            if {result[:2] for result in results.values()} != {(epoch, iteration)}:
+                self.world.violate(f"{self.name}: commit of {results}")
+            hold = sum(vote for _, _, vote in results.values())
+            self.run(on.CommitDone(CommitResult(iteration, 1.0, 1.0, 0.0, 1.0, hold)))
+
+        vote = hold_vote(told=self.is_told_to_hold, may_hold=self.machine.may_hold)
+        mine = (epoch, iteration, vote)
+        self._within(self.everybody, ("commit", iteration), mine, committed)
+
+    def _confirmed(self, results: dict[Rank, CommitResult | None]) -> None:
+        self.run(on.Confirmed(next((r for r in results.values() if r is not None), None)))
+
+    def _step(self, commit: CommitResult) -> None:
+        self._advance(Stage.STEP)
+        self.world.checkers.of(self.task).computes(self)
+        self.memory.is_torn = self.memory.is_wreck = True
+
+        def stepped() -> None:
+            self.world.checkers.of(self.task).stepped(self, commit)
+            self.memory.end_step(commit.iteration + 1, gathered=not self.layout.sharded)
+            self._done()
+
+        self._loop(self.rng.uniform(1.0, 4.0), stepped)
+
+    def _gather_shards(self) -> None:
+        """Every replica's shard must be of the same version, and there must be one of each replica."""
+        self._advance(Stage.GATHER, waiting=True)
+        replica, iteration = self.layout.replica_of(self.rank), self.memory.iteration
+
+        def gathered(results: dict[Rank, tuple[int, int]]) -> None:
+            if set(results.values()) != {(r, iteration) for r in range(self.layout.dp)}:
+                self.world.violate(f"{self.name} at {iteration} gathers shards {sorted(results.values())}")
+            self.memory.gathered = True
+            self._done()
+
+        self._within(self.data, ("gather", iteration), (replica, iteration), gathered)
+
+    def _ended(self, action: do.EndIteration) -> None:
+        iteration = action.commit.iteration
+        if action.healed:
+            self._say_healed(iteration)
+        every = self.world.options.of(self.task).checkpoint_every
+        assert self.machine is not None and self.machine.plan is not None
+        if action.commit.hold > 0 and not action.healed and self._is_current():
+            self._hold(iteration + 1)
+            return
+        if every and (iteration + 1) % every == 0 and self.rank == min(self.machine.plan.ranks):
+            saved = Saved(self.name, self.rank, iteration + 1, f"ckpt/{iteration + 1}")
+            self._later(self.rng.uniform(10.0, 60.0), lambda: self.say(saved))
+        self._begin(iteration + 1)
+
+    def _hold(self, iteration: int) -> None:
+        """Save, and wait for the end or a newer epoch. Parts meet on the disk; the lowest rank says when all did."""
+        self.holds = iteration
+        assert self.machine is not None and self.machine.plan is not None
+        plan = self.machine.plan
+        self._advance(Stage.SAVE)
+
+        def written() -> None:
+            self.world.parts.setdefault((self.task, plan.epoch, iteration), set()).add(self.rank)
+            if self.rank == min(plan.ranks):
+                look()
+
+        def look() -> None:
+            if self.holds != iteration or not self._is_current():
+                return
+            saved = self.world.parts[self.task, plan.epoch, iteration]
+            if saved >= set(plan.ranks) or self.world.options.plant == "save-without-parts":
+                self.world.checkers.of(self.task).saved_last(self, saved, plan)
+                path = f"ckpt/{iteration}"
+                self.say(Saved(self.name, self.rank, iteration, path, plan.epoch, final=True))
+            else:
+                self._later(10.0, look)
+
+        self._later(self.rng.uniform(10.0, 60.0), written)
+
+    def _is_current(self) -> bool:
+        """No newer epoch than the one its groups are of."""
+        assert self.machine is not None and self.machine.plan is not None
+        return self.newest is None or self.newest.epoch == self.machine.plan.epoch
+
+    def _go_on(self) -> None:
+        if self.holds is not None:
+            iteration, self.holds = self.holds, None
+            self._begin(iteration)
+
+    def _say_healed(self, iteration: int) -> None:
+        assert self.machine is not None and self.machine.plan is not None
+        self.say(
+            Healed(
+                self.name, self.rank, self.machine.plan.epoch, iteration, max(self.interrupted, 0),
+                50.0, 40.0, self.host.now_ns, tuple(sorted(self.recomputed)),
+                0.0, 0, 1, "none_needed", 0, {},
+            )
+        )  # fmt: skip
+        self.recomputed, self.interrupted = set(), -1
