@@ -24,6 +24,7 @@ import common
 import torchrun_restart
 from unicron.coordinator.job import Job
 from unicron.demo import runner
+from unicron.demo.watch import failures
 from unicron.runtime.local_cluster import LocalCluster
 from unicron.types import Layout
 
@@ -101,7 +102,7 @@ class Victims:
         """The next incident, when it is over."""
         deadline = time.monotonic() + HEALED_S_MAX
         while time.monotonic() < deadline:
-            for incident in self.cluster.incidents(self.task):
+            for incident in failures(self.cluster.incidents(self.task)):
                 if incident["id"] in self._known or incident["resume_ms"] is None:
                     continue
                 self._known.add(incident["id"])

@@ -23,9 +23,7 @@ def main(
     nproc_per_node: Annotated[
         str, typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers a node, or auto.")
     ] = "1",
-    understudies: Annotated[
-        int, typer.Option(min=-1, help="Warm processes a node; default 1 where the script joins.")
-    ] = -1,
+    understudies: Annotated[int, typer.Option(min=-1, help="Warm processes a node; default 1 if it joins.")] = -1,
     log_dir: Annotated[str, typer.Option("--log-dir", "--log_dir")] = "unicron-logs",
     tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline-parallel size.")] = 1,
@@ -65,9 +63,7 @@ def main(
     from unicron.runtime.runner import seems_managed
 
     del standalone
-    command = (sys.executable, *(("-m",) if module else ()), *script)
-    if not module and not Path(script[0]).is_file():
-        raise Problem(f"no script {script[0]}", 2)
+    command = _command(script, module=module)
     slots = _slots(nproc_per_node)
     allocation = slurm.allocation(os.environ)
     agents = _agents(agents, len(allocation.nodes) if allocation else 0)
@@ -75,7 +71,7 @@ def main(
     layout = _layout(world_layout(agents * slots, tp, pp, micro_batch, micro_batches), optimizer, exact=exact)
     warm = understudies if understudies >= 0 else int(is_managed)
     job = Job(
-        name=name or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(script[0]).stem).lstrip("_.-") or "script",
+        name=name or _name(script[0]),
         command=command,
         layout=layout,
         cwd=os.getcwd(),
@@ -92,6 +88,16 @@ def main(
         sys.stderr.write(f"unicron run: {HINT}\n")
     run = Run(job, agents, slots, imports if is_managed else "", quiet=quiet, json=json)
     return run.in_allocation(allocation, drain_bad_nodes) if allocation else run.here()
+
+
+def _command(script: list[str], *, module: bool) -> tuple[str, ...]:
+    if not module and not Path(script[0]).is_file():
+        raise Problem(f"no script {script[0]}", 2)
+    return (sys.executable, *(("-m",) if module else ()), *script)
+
+
+def _name(script: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(script).stem).lstrip("_.-") or "script"
 
 
 def _agents(agents: int, allocated: int) -> int:

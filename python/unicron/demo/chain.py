@@ -16,6 +16,7 @@ from unicron.demo import compare, results
 from unicron.demo.matrix_cases import CHECKPOINT_EVERY, Case, node_of
 from unicron.demo.runner import Suite
 from unicron.demo.scenarios import Expect, Scenario
+from unicron.demo.watch import failures
 from unicron.types import Layout
 
 LOOK_S = 0.1
@@ -125,7 +126,7 @@ class _Eye:
             self._cluster.arm_fault(self._task, fault.rank, fault.fault, fault.point, -1, fault.micro_batch)
         wanted = self._known + case.incidents()
         healed = self._await(lambda view: self._is_healed(view, wanted), SEEN_S_MAX)
-        incidents = self._cluster.incidents(self._task)[self._known :]
+        incidents = failures(self._cluster.incidents(self._task))[self._known :]
         self._known += len(incidents)
         if not incidents and self._is_over():
             return None
@@ -146,7 +147,7 @@ class _Eye:
         return view["phase"] == "running" and not view["open_incidents"] and nodes <= standing_by
 
     def _is_healed(self, view: dict[str, Any], wanted: int) -> bool:
-        outcomes = [incident["outcome"] for incident in self._cluster.incidents(self._task)]
+        outcomes = [incident["outcome"] for incident in failures(self._cluster.incidents(self._task))]
         return len(outcomes) >= wanted and None not in outcomes and view["phase"] in ("running", "done")
 
     def _is_over(self) -> bool:

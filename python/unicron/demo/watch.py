@@ -59,6 +59,11 @@ class WatchProblem(Exception):
     """The task did not end in its time."""
 
 
+def failures(incidents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what is only told: a rank that is slow, say, on a machine that is."""
+    return [incident for incident in incidents if not incident.get("is_only_told")]
+
+
 @dataclass
 class Seen:
     """What a watch has gathered."""
@@ -139,7 +144,7 @@ class Watch:
         """One round of questions; a coordinator that is away is no failure."""
         try:
             view = self._cluster.task(self._task)
-            incidents = [i for i in self._cluster.incidents(self._task) if not i["is_only_told"]]
+            incidents = failures(self._cluster.incidents(self._task))
         except Exception as error:
             if type(error).__name__ != "CoordinatorSilent":
                 raise
