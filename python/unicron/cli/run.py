@@ -69,7 +69,6 @@ def main(
     agents = _agents(agents, len(allocation.nodes) if allocation else 0)
     is_managed = seems_managed(command) if managed is None else managed
     layout = _layout(world_layout(agents * slots, tp, pp, micro_batch, micro_batches), optimizer, exact=exact)
-    warm = understudies if understudies >= 0 else int(is_managed)
     job = Job(
         name=name or _name(script[0]),
         command=command,
@@ -77,7 +76,7 @@ def main(
         cwd=os.getcwd(),
         log_dir=absolute(log_dir),
         managed=is_managed,
-        understudies=warm if is_managed else 0,
+        understudies=(understudies if understudies >= 0 else 1) if is_managed else 0,
         stopped_grace_ms=round(stopped_grace * 1000),
         checkpoint_dir=absolute(checkpoint_dir),
         checkpoint_every=checkpoint_every,
