@@ -85,6 +85,9 @@ class Listener:
         self.told.append(("incident", incident["id"], incident["outcome"]))
 
 
+HEALED = {"fault": "worker lost", "outcome": "healed", "is_only_told": False}
+
+
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     monkeypatch.setattr(watch, "LOOK_S", 0.001)
@@ -118,7 +121,7 @@ def test_a_refused_fault_is_tried_again(tmp_path):
 
 def test_spread_faults_come_one_after_the_other(tmp_path):
     faults = tuple(Fault(0, "kill", i, "compute") for i in (6, 12))
-    seen = [(at, {"id": f"i{at}", "fault": "worker lost", "outcome": "healed"}) for at in (8, 14)]
+    seen = [(at, {**HEALED, "id": f"i{at}"}) for at in (8, 14)]
     cluster, _, _, _ = run(tmp_path, plain(faults=faults, spread=True), incidents=seen)
     for call, fault in zip(cluster.calls, faults, strict=True):
         assert fault.iteration - watch.SPREAD_AHEAD <= call[6] <= fault.iteration + 2
@@ -126,7 +129,7 @@ def test_spread_faults_come_one_after_the_other(tmp_path):
 
 def test_a_spread_fault_that_came_too_late_is_armed_again_for_any_iteration(tmp_path):
     faults = tuple(Fault(0, "kill", i, "compute") for i in (6, 20))
-    seen = [(at, {"id": f"i{at}", "fault": "worker lost", "outcome": "healed"}) for at in (16, 22)]
+    seen = [(at, {**HEALED, "id": f"i{at}"}) for at in (16, 22)]
     cluster, _, _, _ = run(tmp_path, plain(faults=faults, spread=True), iterations=40, incidents=seen)
     assert [call[4] for call in cluster.calls] == [6, -1, 20]
     assert cluster.calls[1][6] >= 6 + watch.SPREAD_MISSED
@@ -157,12 +160,13 @@ def test_acts_that_were_not_reached_are_put_right(tmp_path):
 
 
 def test_incidents_are_told_when_they_open_and_when_they_close(tmp_path):
-    opened = {"id": "i1", "fault": "worker lost", "outcome": None}
+    opened = {"id": "i1", "fault": "worker lost", "outcome": None, "is_only_told": False}
     closed = {**opened, "outcome": "healed"}
-    _, listener, seen, _ = run(tmp_path, plain(), incidents=[(3, opened), (6, closed)])
+    slow = {"id": "i2", "fault": "slow", "outcome": "unaffected", "is_only_told": True}
+    _, listener, seen, _ = run(tmp_path, plain(), incidents=[(2, slow), (3, opened), (6, closed)])
     told = [words for words in listener.told if words[0] == "incident"]
     assert told[0] == ("incident", "i1", None) and told[-1] == ("incident", "i1", "healed")
-    assert seen.incidents["i1"]["outcome"] == "healed" and len(seen.marks) == 1
+    assert seen.incidents["i1"]["outcome"] == "healed" and len(seen.marks) == 1 and "i2" not in seen.incidents
 
 
 def test_a_task_that_does_not_end_is_given_up(tmp_path, monkeypatch):
