@@ -116,7 +116,11 @@ class SeveralCoordinators(LocalCluster):
 
 
 class Rounds:
-    def __init__(self, seed: int, folder: Path, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, seed: int, folder: Path, say: Callable[[str], None] = lambda _: None, freeze_s: float = 0.0
+    ) -> None:
+        """freeze_s: a frozen one stays so for this long at least, beside until its successor decides."""
+        self._freeze_s = freeze_s
         self._random = random.Random(seed)
         self._say = say
         self._orders: list[str] = []
@@ -164,9 +168,10 @@ class Rounds:
         """At any moment of its loop; resumed while its successor decides, and while somebody asks it something."""
         time.sleep(self._random.uniform(0.0, 0.5))
         os.kill(self.cluster.pid(name), signal.SIGSTOP)
+        frozen_s = time.monotonic()
         try:
             self._wait_for_successor(term)
-            time.sleep(self._random.uniform(0.0, 1.0))
+            time.sleep(self._random.uniform(0.0, 1.0) + max(0.0, frozen_s + self._freeze_s - time.monotonic()))
             asker = self.cluster.client_of(name)
         finally:
             os.kill(self.cluster.pid(name), signal.SIGCONT)
@@ -269,10 +274,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m leader_rounds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--freeze-s", type=float, default=30.0, help="a frozen one stays so at least this long")
     options = parser.parse_args()
     faults = faults_of(options.seed, options.rounds)
     with tempfile.TemporaryDirectory(prefix="unicron-leaders-") as folder:
-        rounds = Rounds(options.seed, Path(folder), lambda text: print(text, flush=True))
+        rounds = Rounds(options.seed, Path(folder), lambda text: print(text, flush=True), options.freeze_s)
         try:
             rounds.run(faults)
         finally:

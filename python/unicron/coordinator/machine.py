@@ -12,7 +12,7 @@ from __future__ import annotations
 from unicron.coordinator import nodes, requests, symptoms, workers
 from unicron.coordinator.accounting import note_accounts
 from unicron.coordinator.accounts import on_healed, on_saved
-from unicron.coordinator.actions import Action
+from unicron.coordinator.actions import Action, WriteJournal
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.events import (
     AgentDisconnected,
@@ -60,6 +60,7 @@ WorkerFact = (
     WorkerUp | WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerUnkillable | WorkerExited
     | FromWorker
 )  # fmt: skip
+CHECK_MS = 100.0  # between two looks at the invariants while nothing but heartbeats comes
 
 
 class CoordinatorMachine:
@@ -68,6 +69,7 @@ class CoordinatorMachine:
         self.state = State(gpu=self.config.gpu)
         self._seed = seed
         self._now_ms = float("-inf")
+        self._checked_ms = float("-inf")
 
     def step(self, event: Event, now_ms: float) -> tuple[Action, ...]:
         assert now_ms >= self._now_ms, f"time went back from {self._now_ms} to {now_ms}"
@@ -78,6 +80,11 @@ class CoordinatorMachine:
             return ()
         step = Step(self.state, self.config, self._seed, now_ms)
         self._dispatch(step, event)
+        if _changed_nothing(step, event):
+            # Twice a second from every node: what is looked at here must not grow with the cluster.
+            if now_ms - self._checked_ms >= CHECK_MS:
+                self.invariants()
+            return tuple(step.actions)
         settle_all(step)
         note_accounts(step)
         trim(self.state, self.config.incidents_kept_max, self.config.plans_kept_max)
@@ -86,6 +93,7 @@ class CoordinatorMachine:
 
     def invariants(self) -> None:
         check(self.state, self.config)
+        self._checked_ms = self._now_ms
 
     def _dispatch(self, step: Step, event: Event) -> None:
         if isinstance(event, Started):
@@ -196,6 +204,13 @@ class CoordinatorMachine:
                 worker = symptoms.speaker(step, task, body.worker)
                 if worker is not None:
                     workers.note_finished(step, task, worker)
+
+
+def _changed_nothing(step: Step, event: Event) -> bool:
+    """A heartbeat after which every task, and what is decided, is as settled as the step before left it."""
+    if not isinstance(event, AgentMessage) or not isinstance(event.message, AgentHeartbeat):
+        return False
+    return not step.touched and not step.has_freed and not any(isinstance(a, WriteJournal) for a in step.actions)
 
 
 FACT_OF: dict[type, str] = {

@@ -276,7 +276,7 @@ class AgentProcess:
             if gone or now >= until:
                 del self._looks[worker]
                 self._take(OwnerLooked(worker, gone))
-        while (name := self._timers.take_due(now_ms())) is not None:
+        for name in self._timers.due(now_ms()):
             self._take(TimerFired(name))
         if self._pulses.num_watched and now >= self._next_sample_ms:
             self._next_sample_ms = now + SAMPLE_MS

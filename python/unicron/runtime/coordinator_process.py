@@ -81,6 +81,7 @@ MESSAGES_PER_TURN_MAX = 256
 QUEUED_MESSAGES_MAX = 100_000
 PENDING_ANSWERS_MAX = 4096
 POLL_MS_MAX = 500.0
+BEHIND_MS_MAX = 5_000.0  # timers wait so long at most for messages that are not read yet
 HEARTBEAT_MS = 500  # ZeroMQ's own: a peer that went silent below TCP
 HEARTBEAT_TIMEOUT_MS = 2_000
 EXIT_JOURNAL = 74
@@ -129,6 +130,7 @@ class CoordinatorProcess:
         self._pending: dict[str, bytes] = {}  # request -> who asked
         self._num_requests = 0
         self._keys_of: dict[str, str] = {}  # node -> the key it showed last
+        self._listened_ms = 0.0  # when the queue was empty last
         self._heard_ms: dict[str, float] = {}  # node -> its last message
         self._exposition: Exposition | None = None
         self._metrics: CoordinatorMetrics | None = None
@@ -229,13 +231,22 @@ class CoordinatorProcess:
             self._gate.serve()
         if self._exposition is not None and self._exposition.fileno() in ready:
             self._exposition.serve()
-        self._read_messages()
+        is_behind = self._read_messages()
         self._read_endings()
         writable = {fd for fd in self._probes.fds if fd in ready}
         for node, answer in self._probes.finished(writable):
             self._step(AgentProbed(node, answer))
-        while (name := self._timers.take_due(self._now_ms())) is not None:
-            self._step(TimerFired(name))
+        if not self._must_listen_first(is_behind):
+            for name in self._timers.due(self._now_ms()):
+                self._step(TimerFired(name))
+
+    def _must_listen_first(self, is_behind: bool) -> bool:
+        """Whoever has not read what was said calls nobody silent: timers wait for the queue, though not for ever."""
+        now = self._now_ms()
+        if not is_behind or now - self._listened_ms >= BEHIND_MS_MAX:
+            self._listened_ms = now
+            return False
+        return True
 
     def _step(self, event: Event) -> None:
         actions = self._machine.step(event, self._now_ms())
@@ -266,12 +277,13 @@ class CoordinatorProcess:
 
     # ------------------------------------------------------------ what arrives
 
-    def _read_messages(self) -> None:
+    def _read_messages(self) -> bool:
+        """True when there may be more."""
         for _ in range(MESSAGES_PER_TURN_MAX):
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                return False
             if len(frames) != 2:
                 log.warning("refused: message of %d frames", len(frames))
                 continue
@@ -288,6 +300,7 @@ class CoordinatorProcess:
                 self._answer_refusal(identity, caller.role, str(error))
                 continue
             self._dispatch(identity, frames[1], message, caller)
+        return True
 
     def _dispatch(self, identity: bytes, frame: Any, message: Any, caller: Caller) -> None:
         role = caller.role

@@ -51,6 +51,9 @@ class Probes:
         self._ready: list[tuple[str, Answer]] = []
 
     def begin(self, node: str, endpoint: str) -> None:
+        """Nothing where one of this node is under way: its answer comes."""
+        if any(probe.node == node for probe in self._probes.values()):
+            return
         if len(self._probes) >= PROBES_MAX:
             self._ready.append((node, "unknown"))
             return

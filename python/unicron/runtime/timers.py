@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 class Timers:
     def __init__(self) -> None:
@@ -13,13 +15,15 @@ class Timers:
     def cancel(self, name: str) -> None:
         self._at_ms.pop(name, None)
 
-    def take_due(self, now_ms: float) -> str | None:
-        """The one that is due longest; one at a time, because its step may cancel the next."""
-        name = min(self._at_ms, key=self._at_ms.__getitem__, default=None)
-        if name is None or self._at_ms[name] > now_ms:
-            return None
-        del self._at_ms[name]
-        return name
+    def due(self, now_ms: float) -> Iterator[str]:
+        """Those that are due now, one by one; what is set meanwhile waits for the next call, lest a loop whose steps
+        take longer than its timers never does anything else."""
+        for name, at_ms in sorted(self._at_ms.items(), key=lambda item: item[1]):
+            if at_ms > now_ms:
+                return
+            if self._at_ms.get(name) == at_ms:  # not cancelled or moved by a step before it
+                del self._at_ms[name]
+                yield name
 
     def wait_ms(self, now_ms: float, most_ms: float) -> float:
         """How long a poll may sleep."""
