@@ -221,6 +221,9 @@ class HealingMachine:
         assert commit is not None and commit.iteration == self.loop_iteration, (commit, self.loop_iteration)
         self.loop_iteration = None
         healed, self.healing = self.healing, self.healing and self.parked is not None
+        if healed and commit.hold > 0:
+            # That everybody may hold was said in an epoch that is over: the heirs of this one go on.
+            commit = msgspec.structs.replace(commit, hold=0.0)
         return self._to(
             Phase.BETWEEN,
             do.EndIteration(commit=commit, healed=healed and not self.healing, reason="stepped"),

@@ -56,7 +56,11 @@ def _many(arguments: argparse.Namespace) -> int:
         if time.perf_counter() - begin_s > arguments.minutes * 60:
             break
         cpu_s = time.process_time()
-        result = run_seed(seed, arguments.plant)
+        try:
+            result = run_seed(seed, arguments.plant)
+        except Exception:
+            print(f"\nthe simulator itself failed; replay: python -m unicron.sim --seed {seed}", file=sys.stderr)
+            raise
         record.add(result, time.process_time() - cpu_s)
         if not result.is_good:
             print(f"\rseed {seed}: {result.violations[0]}", file=sys.stderr)

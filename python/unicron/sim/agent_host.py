@@ -56,7 +56,7 @@ class AgentHost:
         self.store = Store(world.scheduler, self.rng)
         self.workers: dict[str, SimWorker] = {}
         self.memories: dict[str, Memory] = {}
-        self.timers = Timers(world.scheduler, self.clock, lambda name: self.feed(on.TimerFired(name)))
+        self.timers = Timers(world.scheduler, self.clock, lambda name: self._step(on.TimerFired(name)), self.gate)
         self.connection: Connection | None = None
         self._pids = 1000 * (incarnation + 1)
         self._requests: dict[str, SimWorker] = {}

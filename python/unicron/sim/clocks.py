@@ -36,8 +36,12 @@ class Clock:
 class Timers:
     """A host's timers by name, at times of its clock: setting one again replaces it."""
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, fired: Callable[[str], None]) -> None:
-        self._scheduler, self._clock, self._fired = scheduler, clock, fired
+    def __init__(
+        self, scheduler: Scheduler, clock: Clock, fired: Callable[[str], None],
+        gate: Callable[[Callable[[], None]], None] = lambda call: call(),
+    ) -> None:  # fmt: skip
+        """gate: how a call reaches the host's loop; one that comes late may find its timer cancelled meanwhile."""
+        self._scheduler, self._clock, self._fired, self._gate = scheduler, clock, fired, gate
         self._pending: dict[str, tuple[float, Scheduled]] = {}
         clock.stepped = self._rearm
 
@@ -49,11 +53,14 @@ class Timers:
         if old is not None:
             old[1].cancel()
 
-        def fire() -> None:
-            self._pending.pop(name, None)
-            self._fired(name)
+        def deliver() -> None:
+            found = self._pending.get(name)
+            if found is not None and found[1] is timer:
+                del self._pending[name]
+                self._fired(name)
 
-        self._pending[name] = (at_ms, self._scheduler.at_unless(self._clock.world_ms(at_ms), fire))
+        timer = self._scheduler.at_unless(self._clock.world_ms(at_ms), lambda: self._gate(deliver))
+        self._pending[name] = (at_ms, timer)
 
     def cancel(self, name: str) -> None:
         self._pending.pop(name)[1].cancel()

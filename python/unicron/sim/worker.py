@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from unicron.healing import actions as do
 from unicron.healing import events as on
+from unicron.healing.machine import Phase
 from unicron.healing.record import Record
 from unicron.messages import ArenaRequest, SaveAndHold, StateLost, WorkerReady, WorkerWelcome
 from unicron.sim.memory import NUM_SEGMENTS, Memory
@@ -149,8 +150,11 @@ class SimWorker(WorkerHealing):
                 self._gather_shards()
             case do.Settle(ok=ok):
                 self._advance(Stage.GATHER, waiting=True)
-                tag = ("settle", self.memory.iteration)
-                self._within(self.inside, tag, ok, lambda results: self.run(on.Settled(all(results.values()))))
+                assert self.machine is not None
+                # At a meeting a member whose state did not come says so from an older iteration.
+                usual = self.machine.phase is Phase.SETTLE
+                place = ("settle", self.memory.iteration if usual else "at the meeting")
+                self._within(self.inside, place, ok, lambda results: self.run(on.Settled(all(results.values()))))
             case do.ExchangeInside() | do.RebuildInside():
                 replica = self.layout.replica_of(self.rank)
                 self._gather(action, self.layout.replica_ranks(replica), ("inside", replica))
