@@ -7,34 +7,40 @@ from pathlib import Path
 
 import pytest
 
-from unicron.demo import matrix
+from unicron.demo import histories, matrix, runner
 from unicron.demo.matrix_cases import ROWS
+from unicron.demo.progress import Progress
 
 SEED = 2026
-SAMPLE = 1  # besides the one that is always run at this row
-# What is special there: chunks of an interleaved pipeline take turns; no other replica has what the open step writes,
-# and not every rank shares a group with the lost one.
-ALWAYS = {
-    "1,2,2-interleaved": ("replace", "backward"),
-    "2,2,1": ("replace", "step", "idle"),
-    "1,1,4": ("shrink", "copy"),
-}
+# (case that is always run, so many more drawn). What is special there: chunks of an interleaved pipeline take turns; no
+# other replica has what the open step writes; and not every rank shares a group with the lost one.
+SAMPLES = {"1,2,2-interleaved": ("backward", 1), "2,2,1": ("idle", 1)}
+HISTORIES = (5, 7)  # a node lost at the copy of a segment and at the meeting of others' failures, and its return
 
 
-@pytest.mark.timeout(420)
-@pytest.mark.parametrize("name", ALWAYS)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_of_the_matrix(name: str, tmp_path: Path) -> None:
     (row,) = [row for row in ROWS if row.name == name]
-    how, *names = ALWAYS[name]
-    same = [found for found in matrix.cases_of(row) if found[0] == how]
-    drawn = random.Random(f"{SEED} {name}").sample(
-        [f for f in same if f[1].name not in names], 0 if how == "shrink" else SAMPLE
-    )
-    always = [found for found in same if found[1].name in names]
-    results = list(matrix.run_row(row, [*always, *drawn], tmp_path))
-    assert len(results) == len(always) + len(drawn)
+    always, more = SAMPLES[name]
+    cases = [found for found in matrix.cases_of(row) if found[0] == matrix.REPLACED]
+    drawn = random.Random(f"{SEED} {name}").sample([found for found in cases if found[1].name != always], more)
+    chosen = [found for found in cases if found[1].name == always] + drawn
+    results = list(matrix.run_row(row, chosen, tmp_path))
+    assert len(results) == len(chosen) == 1 + more
     wrong = {result["case"]: result["reasons"] for result in results if not result["passed"]}
     assert not wrong, f"{wrong}\nreplay: python -m unicron.demo.matrix --rows {name}"
+
+
+@pytest.mark.timeout(300)
+def test_in_exact_mode_every_history_ends_in_the_same_bits(tmp_path: Path) -> None:
+    layout = runner.layout_of(1, 1, 4, exact=True)
+    with runner.Suite(runner.Options(layout, folder=tmp_path, measure_unmanaged=False), Progress()) as suite:
+        wanted = histories.reference_digest(suite, layout)
+        found = {seed: histories.judge(suite, histories.history(layout, seed), layout, wanted) for seed in HISTORIES}
+    wrong = {seed: (result["says"], result["reasons"]) for seed, result in found.items() if not result["passed"]}
+    assert not wrong, f"{wrong}\nreplay: python -m unicron.demo.histories --seed {min(wrong)} --count 1"
+    assert all(result["incidents"] for result in found.values())
 
 
 def test_what_passed_is_not_run_again(tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ def history(layout: Layout, seed: int) -> Scenario:
     )  # fmt: skip
 
 
+def reference_digest(suite: runner.Suite, layout: Layout) -> str:
+    """What every history must end in."""
+    undisturbed = Scenario("", "", Expect("unaffected"), iterations=ITERATIONS, window=())
+    return compare.position_digest(suite.reference(undisturbed), layout)
+
+
 def judge(suite: runner.Suite, scenario: Scenario, layout: Layout, wanted: str) -> dict[str, Any]:
     run, seen, left, problem = suite.carry_out(scenario, 0)
     reasons = [problem] if problem else []
@@ -86,8 +92,7 @@ def main() -> int:
     setting = runner.Options(layout, folder=folder, measure_unmanaged=False)
     try:
         with runner.Suite(setting, Progress()) as suite:
-            reference = suite.reference(Scenario("", "", Expect("unaffected"), iterations=ITERATIONS, window=()))
-            wanted = compare.position_digest(reference, layout)
+            wanted = reference_digest(suite, layout)
             for seed in left:
                 result = judge(suite, history(layout, seed), layout, wanted)
                 wrong += not result["passed"]
