@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -73,8 +73,10 @@ class Groups(nccl_groups.NcclGroups):
 
 
 class Memory(memory.StateMemory):
-    def __init__(self, model: Any, optimizer: Any, staging_bytes: int, undo_bytes: int, pool: Any) -> None:
-        super().__init__(model, optimizer, staging_bytes, undo_bytes, None)
+    def __init__(
+        self, model: Any, optimizer: Any, staging_bytes: int, undo_bytes: int, pool: Any, exact: Sequence[int] = ()
+    ) -> None:
+        super().__init__(model, optimizer, staging_bytes, undo_bytes, None, exact)
         self.pool = self._pretended = pool
 
     def adopt(self, fd: int, gpu_fds: tuple[int, ...] = (), sizes: tuple[int, ...] = ()) -> None:
