@@ -88,22 +88,21 @@ class Chain:
     # ---------------------------------------------------------------- verdict
 
     def _verdict(self, one: Tried, run: results.Run, reference: results.Run) -> dict[str, Any]:
-        reasons = [one.problem] if one.problem else list(self._wrong(one, run, reference))
-        told = [{name: i.get(name) for name in REPORTED} for i in one.incidents]
         again = compare.begun_again(run, self._layout, one.first, one.last)
+        reasons = [one.problem] if one.problem else list(self._wrong(one, again, run, reference))
+        told = [{name: i.get(name) for name in REPORTED} for i in one.incidents]
         return {
             "case": one.case.name, "iterations": [one.first, one.last], "incidents": told,
             "micro_batches_recomputed": again, "passed": not reasons, "reasons": reasons,
         }  # fmt: skip
 
-    def _wrong(self, one: Tried, run: results.Run, reference: results.Run) -> Iterator[str]:
+    def _wrong(self, one: Tried, again: int, run: results.Run, reference: results.Run) -> Iterator[str]:
         if len(one.incidents) != one.case.incidents():
             yield f"{len(one.incidents)} incidents, must be {one.case.incidents()}"
         for incident in one.incidents:
             if incident["outcome"] != "healed" or incident["iterations_lost"]:
                 yield f"incident {incident['id']}: {incident['outcome']}, {incident['iterations_lost']} iterations lost"
         allowed = round(one.case.shares_of(self._layout) * self._layout.num_micro_batches / self._layout.dp)
-        again = compare.begun_again(run, self._layout, one.first, one.last)
         if again > allowed:
             yield f"{again} micro-batches began again, at most {allowed} may"
         yield from compare.other_digests(run, reference, one.first, one.last)

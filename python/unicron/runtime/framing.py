@@ -182,6 +182,12 @@ class FramedSocket:
 # ---------------------------------------------------------------- listening
 
 
+def peer_pid(connection: socket.socket) -> int:
+    """The process at the other end of a Unix socket when it was connected, as the kernel says."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("iII", credentials)[0])
+
+
 def listen(path: Path) -> socket.socket:
     """A Unix socket 0600. A stale file (nobody listens) is replaced; a living owner is a clear
     error.

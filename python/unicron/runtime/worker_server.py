@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from unicron.runtime.framing import (
     FramedSocket,
     FrameRefused,
     listen,
+    peer_pid,
     worker_payload,
 )
 
@@ -108,9 +107,7 @@ class WorkerServer:
                 log.warning("refused: more than %d connections", CONNECTIONS_MAX)
                 accepted.close()
                 continue
-            credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            pid = struct.unpack("iII", credentials)[0]
-            connection = _Connection(FramedSocket(accepted), pid, time.monotonic())
+            connection = _Connection(FramedSocket(accepted), peer_pid(accepted), time.monotonic())
             self._connections[connection.link.fileno()] = connection
 
     def _take(self, connection: _Connection, frame: bytes) -> ServerEvent | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
 import time
 from typing import Any
 
@@ -54,7 +52,7 @@ class WorkerLink:
         self.welcome = welcome
         self.pulse = _core.PulsePage(fds[0], welcome.pulse_slot)
         os.close(fds[0])
-        self.agent_pid = struct.unpack("3i", control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        self.agent_pid = framing.peer_pid(control)
         control.setblocking(True)
         self.monitor = _core.WorkerMonitor(control.detach(), self.pulse)
         self.plan: EpochPlan | None = None
