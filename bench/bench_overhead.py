@@ -6,12 +6,14 @@ understudies), read from their CPU clocks around each block. A'/A shows what thi
 until its 95 % half-width is small enough. The parts of B are given apart.
 
     python bench/bench_overhead.py --layout 1,1,4 --json
+    python bench/bench_overhead.py --minutes 8 --samples rounds.json    # and again, until the half-width is reached
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -46,9 +48,22 @@ def cpu_s(pid: int) -> float:
     return 0.0
 
 
+def physical_cores() -> list[list[int]]:
+    """The logical processors this process may use, by physical core."""
+    cores: dict[str, list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(topology.read_text() if topology.exists() else str(cpu), []).append(cpu)
+    return list(cores.values())
+
+
+def processors(cores: list[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(cores))
+
+
 def cores_of_a_rank(layout: Layout) -> int:
     """How many cores each rank can have to itself, with one part of them left for everything else if possible."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(physical_cores())
     return cores // (layout.world_size + 1) or cores // layout.world_size
 
 
@@ -114,21 +129,25 @@ class Set:
         return {part: [ms] for part, ms in total.items()}
 
     def pin(self) -> None:
-        """Each rank on cores of its own, the same ones in every set, and everything else on others: two threads that
-        happen to share a core cost each other a third of their speed, which is far more than what is measured here.
-        Only where there are cores enough.
+        """Each rank on physical cores of its own, the same ones in every set; in them its main thread alone on one
+        processor; everything else on other cores. Two threads that happen to share a core cost each other a third of
+        their speed, and a thread that moves loses its caches: far more than what is measured here. Only where there
+        are cores enough.
         """
-        cores, ranks = sorted(os.sched_getaffinity(0)), self.layout.world_size
+        cores, ranks = physical_cores(), self.layout.world_size
         width = cores_of_a_rank(self.layout)
         if width < 1:
             return
-        own = [set(cores[i * width : (i + 1) * width]) for i in range(ranks)]
-        rest = set(cores[ranks * width :]) or set(cores)
+        own = [processors(cores[i * width : (i + 1) * width]) for i in range(ranks)]
+        rest = processors(cores[ranks * width :]) or processors(cores)
         for part, pids in self.parts.items():
             for number, pid in enumerate(pids):
                 for thread in Path(f"/proc/{pid}/task").iterdir():
+                    on = rest
+                    if part == "workers":
+                        on = own[number][:1] if thread.name == str(pid) else own[number][1:] or own[number]
                     with contextlib.suppress(OSError):  # a thread that just ended
-                        os.sched_setaffinity(int(thread.name), own[number] if part == "workers" else rest)
+                        os.sched_setaffinity(int(thread.name), on)
 
     def block(self, iterations: int, *, count: bool = True) -> None:
         before = {part: sum(map(cpu_s, pids)) for part, pids in self.parts.items()}
@@ -201,20 +220,29 @@ def ratios(base: list[float], other: list[float]) -> tuple[float, float]:
     return statistics.mean(pairs), 2.0 * statistics.stdev(pairs) / math.sqrt(len(pairs))
 
 
+def kept(path: Path | None) -> dict[str, list[float]]:
+    """CPU ms per iteration of each set's blocks in earlier runs on this machine, round by round."""
+    return json.loads(path.read_text()) if path and path.exists() else {}
+
+
 def measure(sets: dict[str, Set], arguments: argparse.Namespace) -> None:
     order = list(sets)
-    drawn = random.Random(arguments.seed)
+    drawn = random.Random(arguments.seed + len(sets["A"].samples))
     for name in order:
         sets[name].pin()
         sets[name].block(WARM_UP, count=False)
     deadline = time.monotonic() + arguments.minutes * 60
-    for number in range(arguments.runs):
+    for _ in range(arguments.runs):
         drawn.shuffle(order)
         for name in order:
             sets[name].block(arguments.block)
         mean, half = ratios(sets["A"].samples, sets["A'"].samples)
-        print(f"round {number + 1}: A'/A {mean:+.2f} % +- {half:.2f} %", file=sys.stderr, flush=True)
-        if (number >= 7 and half <= arguments.resolve) or time.monotonic() > deadline:
+        ms = " ".join(f"{name} {sets[name].samples[-1]:.2f}" for name in sorted(sets))
+        if arguments.samples:
+            arguments.samples.write_text(json.dumps({name: sets[name].samples for name in sets}))
+        rounds = len(sets["A"].samples)
+        print(f"round {rounds}: A'/A {mean:+.2f} % +- {half:.2f} %  ({ms} ms)", file=sys.stderr, flush=True)
+        if (rounds >= 8 and half <= arguments.resolve) or time.monotonic() > deadline:
             return
 
 
@@ -254,6 +282,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=20, help="iterations in a block")
     parser.add_argument("--resolve", type=float, default=0.7, help="half-width of A'/A, in %%, at which to stop")
     parser.add_argument("--minutes", type=float, default=30.0, help="stop after this long in any case")
+    parser.add_argument("--samples", type=Path, help="keep the rounds in this file, and go on from those in it")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     layout = runner.layout_of(*map(int, arguments.layout.split(",")))
@@ -264,6 +293,8 @@ def main() -> None:
             "A'": stack.enter_context(unmanaged("A'", root, layout)),
             "B": stack.enter_context(managed(root, layout)),
         }
+        for name, samples in kept(arguments.samples).items():
+            sets[name].samples.extend(samples)
         measure(sets, arguments)
         report(sets, arguments).finish(arguments)
 

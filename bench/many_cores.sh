@@ -4,6 +4,7 @@
 #
 #   MINUTES=4 OUT=bench/results bench/many_cores.sh
 #
+# Called again, it adds to the rounds of the overhead that it kept in SAMPLES; RECOVERY=no leaves the failures out.
 # Wheels of what that machine's Python lacks are taken from WHEELS, when it is there; no registry is asked then.
 set -u
 out=${OUT:?where the tables go}; wheels=${WHEELS:-.wheels}; python=${PYTHON:-python3}
@@ -16,9 +17,11 @@ else
 fi
 cd bench || exit 1
 { nproc; uname -r; "$python" -c 'import torch, megatron.core as m; print(torch.__version__, m.__version__)'; } | tee "$out/machine.txt"
-timeout -k 5 $((60 * ${MINUTES:-4} + 90)) "$python" bench_overhead.py --minutes "${MINUTES:-4}" --runs 200 --json \
+timeout -k 5 $((60 * ${MINUTES:-4} + 90)) "$python" bench_overhead.py --minutes "${MINUTES:-4}" --runs 500 --json \
+  --samples "${SAMPLES:-/tmp/overhead_rounds.json}" \
   > "$out/overhead.json" 2> "$out/overhead.log" < /dev/null
 tail -2 "$out/overhead.log"
+[ "${RECOVERY:-yes}" = no ] && exit
 core=0
 for layout in 1,1,4 2,1,2 1,2,2; do
   taskset -c $core-$((core + 4)) timeout -k 5 "${RECOVERY_S:-200}" "$python" bench_recovery.py --layout $layout --json \
