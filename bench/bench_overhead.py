@@ -1,9 +1,11 @@
 """What being managed costs when nothing fails: CPU seconds per iteration against the same script unmanaged.
 
-Three sets of four processes live side by side and train in turn, in blocks, in an order drawn anew each round: A, A'
-unmanaged, B under unicron. CPU time is that of every process of a set (for B also agents, coordinator, template and
-understudies), read from their CPU clocks around each block. A'/A shows what this machine can resolve: rounds go on
-until its 95 % half-width is small enough. The parts of B are given apart.
+Three sets of four processes, A and A' unmanaged, B under unicron, train in blocks of 20 iterations: side by side, on
+cores that they draw anew each round, when the machine has more than twelve; else in turn, in an order drawn anew each
+round. The speed of a rented machine wanders over seconds (blocks 5 s apart: correlation 0.5); what the sets do at the
+same time is compared free of that. CPU time is that of every process of a set (for B also agents, coordinator,
+template and understudies), read from their CPU clocks around each block. A'/A shows what this machine can resolve:
+rounds go on until its 95 % half-width is small enough. The parts of B are given apart.
 
     python bench/bench_overhead.py --layout 1,1,4 --json
     python bench/bench_overhead.py --minutes 8 --samples rounds.json    # and again, until the half-width is reached
@@ -61,12 +63,6 @@ def processors(cores: list[list[int]]) -> list[int]:
     return list(itertools.chain.from_iterable(cores))
 
 
-def cores_of_a_rank(layout: Layout) -> int:
-    """How many cores each rank can have to itself, with one part of them left for everything else if possible."""
-    cores = len(physical_cores())
-    return cores // (layout.world_size + 1) or cores // layout.world_size
-
-
 @dataclass
 class Set:
     """Processes that train in blocks. parts: name -> pids, the workers first."""
@@ -79,6 +75,8 @@ class Set:
     samples: list[float] = field(default_factory=list)  # CPU ms per iteration, one per block
     wall: list[float] = field(default_factory=list)
     part_samples: dict[str, list[float]] = field(default_factory=dict)
+    _before: dict[str, float] = field(default_factory=dict)
+    _start: float = 0.0
 
     @property
     def gate(self) -> Path:
@@ -128,40 +126,76 @@ class Set:
                 total[part] = total.get(part, 0.0) + ms
         return {part: [ms] for part, ms in total.items()}
 
-    def pin(self) -> None:
-        """Each rank on physical cores of its own, the same ones in every set; in them its main thread alone on one
-        processor; everything else on other cores. Two threads that happen to share a core cost each other a third of
-        their speed, and a thread that moves loses its caches: far more than what is measured here. Only where there
-        are cores enough.
+    def pin(self, own: list[list[int]], rest: list[int]) -> None:
+        """Each rank on processors of its own, everything else on others: two threads that happen to share a core cost
+        each other a third of their speed, and a thread that moves loses its caches: far more than what is measured.
         """
-        cores, ranks = physical_cores(), self.layout.world_size
-        width = cores_of_a_rank(self.layout)
-        if width < 1:
-            return
-        own = [processors(cores[i * width : (i + 1) * width]) for i in range(ranks)]
-        rest = processors(cores[ranks * width :]) or processors(cores)
         for part, pids in self.parts.items():
             for number, pid in enumerate(pids):
                 for thread in Path(f"/proc/{pid}/task").iterdir():
-                    on = rest
-                    if part == "workers":
-                        on = own[number][:1] if thread.name == str(pid) else own[number][1:] or own[number]
                     with contextlib.suppress(OSError):  # a thread that just ended
-                        os.sched_setaffinity(int(thread.name), on)
+                        os.sched_setaffinity(int(thread.name), own[number] if part == "workers" else rest)
 
-    def block(self, iterations: int, *, count: bool = True) -> None:
-        before = {part: sum(map(cpu_s, pids)) for part, pids in self.parts.items()}
-        start = time.monotonic()
+    def start_block(self, iterations: int) -> None:
+        self._before = {part: sum(map(cpu_s, pids)) for part, pids in self.parts.items()}
+        self._start = time.monotonic()
         self.done += iterations
         self._allow(self.done)
-        self.wait(self.done, BLOCK_S_MAX)
-        wall_s = time.monotonic() - start
-        used = {part: sum(map(cpu_s, pids)) - before[part] for part, pids in self.parts.items()}
+
+    def is_done(self) -> bool:
+        return all(self._progress(rank)[0] >= self.done for rank in range(self.layout.world_size))
+
+    def end_block(self, iterations: int, *, count: bool) -> None:
+        wall_s = time.monotonic() - self._start
+        used = {part: sum(map(cpu_s, pids)) - self._before[part] for part, pids in self.parts.items()}
         if count:
             self.samples.append(1e3 * sum(used.values()) / iterations)
             self.wall.append(1e3 * wall_s / iterations)
             for part, seconds in used.items():
                 self.part_samples.setdefault(part, []).append(1e3 * seconds / iterations)
+
+
+def blocks(sets: list[Set], iterations: int, *, count: bool = True) -> None:
+    """All of them train a block at the same time; each is read when its own is done."""
+    for each in sets:
+        each.start_block(iterations)
+    running = list(sets)
+    deadline = time.monotonic() + BLOCK_S_MAX
+    while running:
+        for each in [each for each in running if each.is_done()]:
+            each.end_block(iterations, count=count)
+            running.remove(each)
+        if time.monotonic() > deadline:
+            raise SystemExit(f"set {running[0].name} did not reach iteration {running[0].done}")
+        time.sleep(0.005)
+
+
+class Places:
+    """Where the sets train: side by side, each rank on a physical core of its own, when the machine has so many and one
+    to spare; else one set after the other, on cores of their own if there are enough for one set.
+    """
+
+    def __init__(self, world_size: int, sets: int) -> None:
+        cores = physical_cores()
+        self.together = len(cores) > sets * world_size
+        groups = sets if self.together else 1
+        self.width = len(cores) // (groups * world_size + 1) or len(cores) // (groups * world_size)
+        own = [processors(cores[i * self.width : (i + 1) * self.width]) for i in range(groups * world_size)]
+        self.groups = [own[i * world_size : (i + 1) * world_size] for i in range(groups)]
+        self.rest = processors(cores[groups * world_size * self.width :]) or processors(cores)
+
+    def take(self, order: list[Set]) -> None:
+        for number, each in enumerate(order):
+            if self.width:
+                each.pin(self.groups[number % len(self.groups)], self.rest)
+
+    def train(self, order: list[Set], iterations: int, *, count: bool = True) -> None:
+        if self.together:
+            self.take(order)
+            blocks(order, iterations, count=count)
+        else:
+            for each in order:
+                blocks([each], iterations, count=count)
 
 
 @contextlib.contextmanager
@@ -225,17 +259,15 @@ def kept(path: Path | None) -> dict[str, list[float]]:
     return json.loads(path.read_text()) if path and path.exists() else {}
 
 
-def measure(sets: dict[str, Set], arguments: argparse.Namespace) -> None:
-    order = list(sets)
+def measure(sets: dict[str, Set], places: Places, arguments: argparse.Namespace) -> None:
+    order = list(sets.values())
     drawn = random.Random(arguments.seed + len(sets["A"].samples))
-    for name in order:
-        sets[name].pin()
-        sets[name].block(WARM_UP, count=False)
+    places.take(order)
+    places.train(order, WARM_UP, count=False)
     deadline = time.monotonic() + arguments.minutes * 60
     for _ in range(arguments.runs):
         drawn.shuffle(order)
-        for name in order:
-            sets[name].block(arguments.block)
+        places.train(order, arguments.block)
         mean, half = ratios(sets["A"].samples, sets["A'"].samples)
         ms = " ".join(f"{name} {sets[name].samples[-1]:.2f}" for name in sorted(sets))
         if arguments.samples:
@@ -246,14 +278,14 @@ def measure(sets: dict[str, Set], arguments: argparse.Namespace) -> None:
             return
 
 
-def report(sets: dict[str, Set], arguments: argparse.Namespace) -> common.Bench:
+def report(sets: dict[str, Set], places: Places, arguments: argparse.Namespace) -> common.Bench:
     a, b = sets["A"], sets["B"]
     noise, noise_half = ratios(a.samples, sets["A'"].samples)
     cost, cost_half = ratios(a.samples, b.samples)
     bench = common.Bench(
         "cost of being managed", "CPU ms per iteration", baseline="A: unmanaged",
         configuration={
-            "layout": arguments.layout, "cores a rank": cores_of_a_rank(a.layout),
+            "layout": arguments.layout, "cores a rank": places.width, "sets at a time": len(places.groups),
             "block": arguments.block, "rounds": len(a.samples),
             "A'/A %": round(noise, 2), "A'/A half-width %": round(noise_half, 2),
             "B/A %": round(cost, 2), "B/A half-width %": round(cost_half, 2),
@@ -295,8 +327,9 @@ def main() -> None:
         }
         for name, samples in kept(arguments.samples).items():
             sets[name].samples.extend(samples)
-        measure(sets, arguments)
-        report(sets, arguments).finish(arguments)
+        places = Places(layout.world_size, len(sets))
+        measure(sets, places, arguments)
+        report(sets, places, arguments).finish(arguments)
 
 
 if __name__ == "__main__":
