@@ -33,6 +33,7 @@ from typing import Any
 import common
 from unicron.coordinator.job import Job
 from unicron.demo import runner
+from unicron.runtime.client import CoordinatorRefused
 from unicron.runtime.local_cluster import LocalCluster
 from unicron.types import Layout
 
@@ -189,6 +190,11 @@ class Places:
             if self.width:
                 each.pin(self.groups[number % len(self.groups)], self.rest)
 
+    def free(self, each: Set) -> None:
+        """Anywhere: a part is measured by calling it over and over, and must not share one core with gloo's thread."""
+        every = self.rest + [cpu for group in self.groups for rank in group for cpu in rank]
+        each.pin([every] * each.layout.world_size, every)
+
     def train(self, order: list[Set], iterations: int, *, count: bool = True) -> None:
         if self.together:
             self.take(order)
@@ -243,7 +249,8 @@ def managed(root: Path, layout: Layout) -> Iterator[Set]:
         rows = cluster.task(task)["workers"]
         made.parts["understudies"] = [row["pid"] for row in rows if not row["is_member"]]
         yield made
-        cluster.cancel(task)
+        with contextlib.suppress(CoordinatorRefused):  # it ended by itself, after its parts were measured
+            cluster.cancel(task)
 
 
 def ratios(base: list[float], other: list[float]) -> tuple[float, float]:
@@ -297,6 +304,8 @@ def report(sets: dict[str, Set], places: Places, arguments: argparse.Namespace) 
     bench.add("B: managed", b.samples, **{"wall ms": statistics.median(b.wall)})
     whole = statistics.median(a.samples)
     beside = {part: ms for part, ms in b.part_samples.items() if part != "workers"}
+    for each in (a, b):
+        places.free(each)
     parts = {**beside, **b.own_parts()}
     for part, samples in parts.items():
         bench.add(f"B, part: {part}", samples, **{"% of A": 100 * statistics.median(samples) / whole})

@@ -97,7 +97,7 @@ def fast(monkeypatch):
 def run(folder, scenario, iterations=20, incidents=(), refuse=0):
     cluster, listener = Cluster(folder, iterations, incidents), Listener()
     cluster.refuse = refuse
-    watching = watch.Watch(cluster, "t", folder, scenario, iterations, listener)
+    watching = watch.Watch(cluster, "t", folder, scenario, iterations, 1.0, listener)
     return cluster, listener, watching.until_over(), watching
 
 
@@ -182,3 +182,22 @@ def test_every_act_of_every_scenario_is_something_a_cluster_can_do():
     for name in scenarios.names():
         for act in scenarios.make(name, layout_of(1, 1, 4)).acts:
             assert hasattr(watch.Cluster, act.do)
+
+
+def test_a_run_that_waits_for_something_ends_when_it_has_come(tmp_path):
+    acts = (Act("kill_agent", 5, 1), Act("start_agent", 8, 1))
+    seen = [(15, {**HEALED, "id": "i"})]
+    cluster, _, _, _ = run(tmp_path, plain(acts=acts, iterations=10, extra_s=60.0), iterations=60, incidents=seen)
+    end = int((tmp_path / "end").read_text())
+    assert [call[0] for call in cluster.calls] == ["kill_agent", "start_agent"]
+    assert end > 15 + 1000 * watch.END_AHEAD_S  # an iteration takes 1 ms here: no rank is there yet
+
+
+def test_a_run_that_waits_for_nothing_is_told_no_end(tmp_path):
+    run(tmp_path, plain(acts=(Act("kill_agent", 5, 1),)))
+    assert not (tmp_path / "end").exists()
+
+
+def test_what_does_not_come_is_waited_for(tmp_path):
+    run(tmp_path, plain(acts=(Act("kill_agent", 5, 1),), extra_s=60.0))  # nobody saw the agent die
+    assert not (tmp_path / "end").exists()

@@ -101,8 +101,8 @@ class Suite:
             self._measure_unmanaged = False
             self._unmanaged_ms = self._run_unmanaged(reference)
         extra = extra_iterations(scenario, compare.median_ms(reference))
-        self._progress.begins(scenario.name, scenario.says, scenario.iterations + extra)
-        run, seen, left, problem = self.carry_out(scenario, extra)
+        self._progress.begins(scenario.name, scenario.says, scenario.iterations)
+        run, seen, left, problem = self.carry_out(scenario, extra, usual_ms=compare.median_ms(reference))
         setting = compare.Setting(
             self._options.layout,
             managed_median_ms=compare.median_ms(reference),
@@ -174,7 +174,7 @@ class Suite:
         return run
 
     def carry_out(
-        self, scenario: Scenario, extra: int, magnitudes: bool = False
+        self, scenario: Scenario, extra: int, magnitudes: bool = False, usual_ms: float = 0.0
     ) -> tuple[results.Run, Seen, dict[str, int], str]:
         """(records, what was seen, what was left behind, a problem of the run itself). Faults and acts are done."""
         folder, cluster = self._empty_folder(scenario.name), self._living_cluster()
@@ -182,7 +182,7 @@ class Suite:
         arguments = self._of_script(scenario, folder, extra, magnitudes)
         task = cluster.submit(self._job(scenario, folder, arguments))
         planned = scenario.iterations + extra
-        watch = Watch(cluster, task, folder, scenario, planned, self._progress)
+        watch = Watch(cluster, task, folder, scenario, planned, usual_ms, self._progress)
         problem = ""
         try:
             watch.until_over()

@@ -18,6 +18,7 @@ FAULT_ITERATION = 12
 # Iterations whose reduced gradient both runs keep: faults fall into it also when an act comes late.
 GRADIENT_WINDOW = tuple(range(FAULT_ITERATION, FAULT_ITERATION + 8))
 CHECKPOINT_EVERY = 5
+EXTRA_S = 90.0
 OUTAGE_S = 10.0  # how long the coordinator is away
 RANDOM_KILLS = 30
 RANDOM_ITERATIONS = 300
@@ -71,7 +72,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     acts: tuple[Act, ...] = ()
     iterations: int = ITERATIONS  # compared after so many
-    extra_s: float = 0.0  # goes on for about so long, for what takes time
+    extra_s: float = 0.0  # goes on for at most so long, until its acts are done and dp is whole again
     checkpoint_every: int = 0
     poison: tuple[int, ...] = ()  # (rank, iteration, micro-batch) at which the script itself fails
     window: tuple[int, ...] = GRADIENT_WINDOW  # iterations whose reduced gradient is kept
@@ -326,7 +327,7 @@ def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
             incidents_max=layout.replica_size + 1,
         ),
         acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION + 8, node)),
-        extra_s=10.0,
+        extra_s=EXTRA_S,
     )
 
 
@@ -362,7 +363,7 @@ def coordinator(layout: Layout, _seed: int) -> Scenario:
             Act("kill_coordinator", FAULT_ITERATION),
             Act("start_coordinator", FAULT_ITERATION, delay_s=OUTAGE_S),
         ),
-        extra_s=10.0,
+        extra_s=EXTRA_S,
     )
 
 

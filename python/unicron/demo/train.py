@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,8 @@ def main() -> None:
         recorder.process_began(managed=session.managed)
         step = functools.partial(forward_step, recorder, options.poison, session.rank)
         for iteration in session.iterations(options.iterations + options.extra):
+            if options.extra and iteration >= told_end(options.results):
+                break
             start_ns = time.monotonic_ns()
             recorder.iteration_begins(iteration)
             metrics = session.train_step(iteration, step, dataset)
@@ -69,6 +72,14 @@ def main() -> None:
             session.save_if_due(iteration)
             if iteration == options.iterations - 1:
                 recorder.state(iteration, model, optimizer)
+
+
+def told_end(folder: Path) -> float:
+    """Iterations to train, when whoever watches has seen what it wants; else without end."""
+    try:
+        return int((folder / "end").read_text())
+    except FileNotFoundError:
+        return math.inf
 
 
 def forward_step(
@@ -92,7 +103,12 @@ def forward_step(
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--iterations", type=int, default=32, help="compared after this many")
-    parser.add_argument("--extra", type=int, default=0, help="go on for this many")
+    parser.add_argument(
+        "--extra",
+        type=int,
+        default=0,
+        help="go on for at most this many, until the file RESULTS/end names an earlier end",
+    )
     parser.add_argument("--results", type=Path, required=True, help="folder of this run")
     parser.add_argument("--gradients", type=numbers, default=(), help="iterations, e.g. 10,11,12")
     parser.add_argument("--magnitudes", action="store_true", help="also sum of |g_m| (reference)")

@@ -7,6 +7,7 @@ cluster follow the iterations that are seen."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ LOOK_S = 0.03  # at the workers' files
 ASK_S = 0.2  # the coordinator
 TIMEOUT_S = 120.0
 TIMEOUT_PER_ITERATION_S = 2.0
+END_AHEAD_S = 3.0  # the last iteration is told so long before any rank reaches it
 SPREAD_AHEAD = 2  # iterations; a spread fault is armed when training is this close
 SPREAD_MISSED = 5  # iterations after its own; a spread fault that nobody saw by then was armed too late
 OVER = ("done", "stopped")
@@ -96,11 +98,13 @@ class Watch:
         folder: Path,
         scenario: Scenario,
         planned: int,
+        usual_ms: float,
         listener: Listener,
     ) -> None:
-        """planned: iterations of the whole run."""
+        """planned: iterations of the whole run. usual_ms: of one of them."""
         self._cluster, self._task, self._scenario = cluster, task, scenario
         self._listener, self._planned, self._folder = listener, planned, folder
+        self._usual_ms, self._is_told_end = usual_ms, False
         self._tails: dict[Path, Tail] = {}
         self._faults: list[Fault] = list(scenario.faults)
         self._acts: list[Act] = list(scenario.acts)
@@ -161,6 +165,7 @@ class Watch:
         for incident in incidents:
             self._incident(incident)
         self._maybe_arm()
+        self._maybe_end()
 
     def _incident(self, incident: dict[str, Any]) -> None:
         known = self.seen.incidents.get(incident["id"])
@@ -211,6 +216,22 @@ class Watch:
                 raise
             return False  # the role is between two holders: the next look tries again
         return True
+
+    def _maybe_end(self) -> None:
+        """A run that goes on for what takes time need not go on when that is done. All ranks must stop after the same
+        iteration, so it is one that none of them has reached.
+        """
+        wants = self._scenario
+        if not wants.extra_s or self._is_told_end or self._faults or self._acts or not self._running:
+            return
+        if len(self.seen.incidents) < wants.expect.incidents_min:
+            return  # what is running is the task as it was before
+        self._look()
+        ahead = 5 + math.ceil(1000 * END_AHEAD_S / self._usual_ms) if self._usual_ms else self._planned
+        new = self._folder / "end.new"
+        new.write_text(str(max(wants.iterations, self.seen.iteration + ahead)))
+        new.rename(self._folder / "end")
+        self._is_told_end = True
 
     def _maybe_act(self) -> None:
         if not self._acts or self.seen.iteration < self._acts[0].after:
