@@ -9,7 +9,8 @@
 #   make bench        all measurements                 make test-latest  Python 3.12, newest megatron-core (6 GB)
 #   make clean        remove what these made
 #
-# PYTHON=... chooses the interpreter, PYTEST_ARGS=... goes to pytest, UNICRON_CUDA=AUTO|ON|OFF to the build.
+# PYTHON=... chooses the interpreter, PYTEST_ARGS=... goes to pytest (-n 0: one test at a time),
+# UNICRON_CUDA=AUTO|ON|OFF to the build.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -87,8 +88,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_tidy.py
 
+# Tests of real processes come one after the other, and all others beside them.
+SIDE_BY_SIDE := -n 2 --dist loadgroup
+
 test: check $(VENV)/.servers
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 sim: setup
 	$(BIN)/python -m unicron.sim --seeds 500
@@ -113,7 +117,7 @@ bench: setup
 	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 test-latest: $(VENV_LATEST)/.built
-	PATH="$(CURDIR)/$(VENV_LATEST)/bin:$$PATH" $(VENV_LATEST)/bin/python -m pytest -q $(PYTEST_ARGS)
+	PATH="$(CURDIR)/$(VENV_LATEST)/bin:$$PATH" $(VENV_LATEST)/bin/python -m pytest -q $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 clean:
 	rm -rf build dist results $(VENV) $(VENV_LATEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis \

@@ -14,6 +14,13 @@ from clusters import end, make_cluster
 from unicron.runtime.local_cluster import LocalCluster
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One after the other, in one process, when tests run side by side: each needs the machine to itself."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.xdist_group("processes"))
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """Two nodes, one slot and one understudy each."""
