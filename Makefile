@@ -6,7 +6,8 @@
 #   make leaders      several coordinators, killed, frozen and cut off (ROUNDS=20 SEED=1)
 #   make healthy      a million simulated iterations that must raise no alarm
 #   make swarm        20,000 seeds, resumable, into bench/results/swarm.json (MINUTES=... ends it earlier)
-#   make bench        all measurements                 make test-latest  Python 3.12, newest megatron-core (6 GB)
+#   make bench        measurements, 20 minutes         make bench-check  and what became slower since they were kept
+#   make test-latest  Python 3.12, newest megatron-core (6 GB)
 #   make clean        remove what these made
 #
 # PYTHON=... chooses the interpreter, PYTEST_ARGS=... goes to pytest (-n 0: one test at a time),
@@ -32,7 +33,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell fin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check matrix sim swarm leaders healthy bench test-latest clean
+.PHONY: help setup demo test check matrix sim swarm leaders healthy bench bench-check test-latest clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -114,7 +115,10 @@ healthy: setup
 	$(BIN)/python bench/bench_detection.py --only none --healthy 1000000
 
 bench: setup
-	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
+	$(BIN)/python bench/suite.py run --into results/bench
+
+bench-check: setup
+	$(BIN)/python bench/suite.py check
 
 test-latest: $(VENV_LATEST)/.built
 	PATH="$(CURDIR)/$(VENV_LATEST)/bin:$$PATH" $(VENV_LATEST)/bin/python -m pytest -q $(SIDE_BY_SIDE) $(PYTEST_ARGS)

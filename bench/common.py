@@ -149,7 +149,7 @@ class Bench:
     def as_text(self) -> str:
         lines = [f"{self.title} ({self.unit})"]
         for name, facts in (("machine", self.machine), ("configuration", self.configuration)):
-            lines.append(f"  {name}: " + ", ".join(f"{key} {_plain(value)}" for key, value in facts.items()))
+            lines.append(f"  {name}: " + ", ".join(f"{key} {plain(value)}" for key, value in facts.items()))
         return "\n".join([*lines, "", *table(self._columns())])
 
     def _columns(self) -> dict[str, list[str]]:
@@ -163,7 +163,7 @@ class Bench:
             ratios = [self.ratio(row) for row in self.rows]
             columns[f"x {self.baseline}"] = ["" if ratio is None else number(ratio) for ratio in ratios]
         for name in dict.fromkeys(name for row in self.rows for name in row.facts):
-            columns[name] = [_plain(row.facts.get(name, "")) for row in self.rows]
+            columns[name] = [plain(row.facts.get(name, "")) for row in self.rows]
         return columns
 
 
@@ -179,9 +179,9 @@ def number(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
     if isinstance(value, dict):
-        return "(" + ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items()) + ")"
+        return "(" + ", ".join(f"{key} {plain(entry)}" for key, entry in value.items()) + ")"
     return number(value) if isinstance(value, float) else str(value)
 
 
