@@ -116,6 +116,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_micro_batches: int = 1  # M: micro-batches of one iteration, for the whole task
     exact: bool = False  # gradients are summed as integers: the result does not depend on widths and failures
     sharded: bool = False  # each replica holds and steps its own shard of the optimizer's state (no copy elsewhere)
+    buddy: bool = False  # of a sharded state: a rank on another node keeps a copy of each shard, renewed by every step
 
     @property
     def replica_size(self) -> int:

@@ -29,6 +29,7 @@ def main(
     virtual_pp: Annotated[int, typer.Option(help="Model chunks a rank; above 1 pp is interleaved.", min=1)] = 1,
     recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: the same bits at any width.")] = False,
+    buddy: Annotated[bool, typer.Option("--buddy", help="Of a distributed optimizer: copies on another node.")] = False,
     seed: Annotated[int, typer.Option(help="Of random-kills.")] = 0,
     report: Annotated[str, typer.Option(help="Folder of runs, logs and picture.")] = "unicron-demo",
     keep: Annotated[bool, typer.Option("--keep", help="Keep gradients and weights.")] = False,
@@ -49,9 +50,11 @@ def main(
 
     _refuse("optimizer", optimizer, OPTIMIZERS)
     _refuse("recovery", recovery, RECOVERIES)
+    if buddy and optimizer != "distributed":
+        raise Problem("--buddy copies shards of the distributed optimizer: add --optimizer distributed", 2)
     names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=optimizer == "distributed"))
     options = Options(
-        layout_of(*_sizes(layout), sharded=optimizer == "distributed", exact=exact),
+        layout_of(*_sizes(layout), sharded=optimizer == "distributed", exact=exact, buddy=buddy),
         iterations,
         seed,
         Path(report),

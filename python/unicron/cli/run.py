@@ -29,6 +29,7 @@ def main(
     pp: Annotated[int, typer.Option(help="Pipeline-parallel size.")] = 1,
     optimizer: Annotated[str, typer.Option(help="plain, or distributed: what the script builds.")] = "plain",
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: one result whatever fails.")] = False,
+    buddy: Annotated[bool, typer.Option("--buddy", help="Distributed: each shard is copied to another node.")] = False,
     micro_batches: Annotated[int, typer.Option(help="Of one iteration, for the whole task; default 4 a replica.")] = 0,
     micro_batch: Annotated[int, typer.Option(help="Samples in one.")] = 1,
     checkpoint_dir: Annotated[str, typer.Option()] = "",
@@ -68,7 +69,9 @@ def main(
     allocation = slurm.allocation(os.environ)
     agents = _agents(agents, len(allocation.nodes) if allocation else 0)
     is_managed = seems_managed(command) if managed is None else managed
-    layout = _layout(world_layout(agents * slots, tp, pp, micro_batch, micro_batches), optimizer, exact=exact)
+    layout = _layout(
+        world_layout(agents * slots, tp, pp, micro_batch, micro_batches), optimizer, exact=exact, buddy=buddy
+    )
     job = Job(
         name=name or _name(script[0]),
         command=command,
@@ -106,10 +109,14 @@ def _agents(agents: int, allocated: int) -> int:
     return agents or allocated or 1
 
 
-def _layout(layout: Layout, optimizer: str, *, exact: bool) -> Layout:
+def _layout(layout: Layout, optimizer: str, *, exact: bool, buddy: bool) -> Layout:
     if optimizer not in ("plain", "distributed"):
         raise Problem(f"--optimizer {optimizer}: say plain or distributed", 2)
-    return msgspec.structs.replace(layout, sharded=optimizer == "distributed", exact=exact)
+    if buddy and (optimizer != "distributed" or layout.dp < 2):
+        raise Problem(
+            "--buddy copies shards of a distributed optimizer, and needs --optimizer distributed and dp > 1", 2
+        )
+    return msgspec.structs.replace(layout, sharded=optimizer == "distributed", exact=exact, buddy=buddy)
 
 
 def _slots(text: str) -> int:

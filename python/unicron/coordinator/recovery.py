@@ -11,8 +11,10 @@ import msgspec
 
 from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, stall_root
 from unicron.coordinator.incident import Incident
+from unicron.coordinator.journal import RolesPlaced
 from unicron.coordinator.lifecycle import finish_task, stop_task
 from unicron.coordinator.observing import observe
+from unicron.coordinator.placement import free_slots, place_replica
 from unicron.coordinator.plans import Decision, end_leavers, publish
 from unicron.coordinator.starting import restart_all, wait_for_slots
 from unicron.coordinator.state import NodeState, Purpose, TaskState, WorkerState
@@ -72,13 +74,19 @@ def _refills(step: Step, task: TaskState) -> Refills:
     refills = Refills()
     taken: set[str] = set()
     layout = task.job.layout
+    if layout.buddy and not task.state_lost:
+        _move_homes(step, task)
     for rank in sorted(task.lost):
         node = step.state.nodes[task.placement[rank]]
         is_gone = node.phase is NodePhase.LOST or _has_shrunk(step, node)
-        if is_gone or task.refills.get(rank, 0) > task.job.restart_max:
+        is_kept = layout.buddy and not task.state_lost  # its node, or slots elsewhere, may come in time
+        if (is_gone and not is_kept) or task.refills.get(rank, 0) > task.job.restart_max:
             refills.leaving.add(layout.replica_of(rank))
     for rank in sorted(task.lost):
         if layout.replica_of(rank) in refills.leaving:
+            continue
+        if step.state.nodes[task.placement[rank]].phase is NodePhase.LOST:
+            refills.coming.add(rank)
             continue
         waiting = [
             w for w in task.workers.values()
@@ -98,6 +106,20 @@ def _refills(step: Step, task: TaskState) -> Refills:
                 task.refills[rank] = task.refills.get(rank, 0) + 1
                 refills.to_start.append((task.placement[rank], rank, Purpose.REFILL))
     return refills
+
+
+def _move_homes(step: Step, task: TaskState) -> None:
+    """Roles whose node is gone go where slots are free, when buddies hold their shards (healing/buddies.py)."""
+    layout = task.job.layout
+    gone = {r for r in task.lost if step.state.nodes[task.placement[r]].phase is NodePhase.LOST}
+    free = free_slots(step.state)
+    moved: dict[Rank, str] = {}
+    for replica in sorted({layout.replica_of(rank) for rank in gone}):
+        if gone >= set(layout.replica_ranks(replica)):
+            moved.update(place_replica(layout, replica, free) or {})
+    if moved:
+        reason = f"ranks {sorted(moved)} lost their node, and slots are free on {sorted(set(moved.values()))}"
+        step.write(RolesPlaced(task.name, {**task.placement, **moved}), reason)
 
 
 def _has_shrunk(step: Step, node: NodeState) -> bool:

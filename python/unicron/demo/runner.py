@@ -38,7 +38,7 @@ REFERENCE = "reference"
 SCRIPT = ("-m", "unicron.demo.train")
 
 
-def layout_of(tp: int, pp: int, dp: int, *, sharded: bool = False, exact: bool = False) -> Layout:
+def layout_of(tp: int, pp: int, dp: int, *, sharded: bool = False, exact: bool = False, buddy: bool = False) -> Layout:
     return Layout(
         tp=tp,
         pp=pp,
@@ -47,6 +47,7 @@ def layout_of(tp: int, pp: int, dp: int, *, sharded: bool = False, exact: bool =
         num_micro_batches=MICRO_BATCHES_PER_REPLICA * dp,
         sharded=sharded,
         exact=exact,
+        buddy=buddy,
     )
 
 

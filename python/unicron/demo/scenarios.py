@@ -308,6 +308,16 @@ def agent_alone(layout: Layout, _seed: int) -> Scenario:
 
 def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
     node = layout.dp - 1
+    if layout.buddy:
+        return Scenario(
+            name,
+            f"{says}; its shards of the optimizer's state are taken from their buddies when it comes back",
+            Expect(
+                "healed", severities=("SEV1",), incidents_max=layout.replica_size + 1, replaced=None,
+                state_sources=("buddy",), groups_kept=False,
+            ),
+            acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION, node, delay_s=2.0)),
+        )  # fmt: skip
     if layout.sharded:
         return Scenario(
             name,

@@ -36,6 +36,7 @@ class FaultPoint(enum.IntEnum):
     COPY = 11  # a segment's complete result is half copied over the local sum; armed as REDUCE
     FETCH = 13  # state goes from a replica to another
     SAVE = 12  # a checkpoint is begun
+    BUDDY = 14  # the step is gathered, the buddy's copy is still of the one before
 
 
 #: Spellings accepted besides the names: a death in the pipeline is one after the forward, before its send.

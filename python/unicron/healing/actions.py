@@ -87,11 +87,13 @@ class RebuildCross(Action, frozen=True):
 
 
 class FetchState(Action, frozen=True):
-    """Parameters and optimizer state of this rank's position, over the group of its replicas."""
+    """Parameters and optimizer state of this rank's position, over the group of its replicas; a copy of a shard
+    concerns its source and its target only, and may need the step of `commit` to be of `iteration`."""
 
     plan: EpochPlan
     fetch: Fetch
     iteration: int
+    commit: CommitResult | None = None
 
 
 class LoadCheckpoint(Action, frozen=True):

@@ -34,6 +34,7 @@ from unicron.healing import events as on
 from unicron.healing.dealing import assigned
 from unicron.healing.record import CommitResult, Record
 from unicron.healing.resolve import (
+    Fetch,
     ReplicaVerdict,
     WorldVerdict,
     position_of,
@@ -426,23 +427,27 @@ class HealingMachine:
     def _fetch(self) -> do.AnyAction:
         verdict, plan = self._verdict, self.plan
         assert verdict is not None and plan is not None
-        position = position_of(self.layout, self.rank)
-        mine = next((f for f in verdict.fetches if f.position == position), None)
+        mine = next((f for f in verdict.fetches if self._takes_part(f)), None)
         if mine is None:
             return self._gather_world()
         return self._to(
             Phase.FETCH,
             do.FetchState(
-                plan=plan, fetch=mine, iteration=verdict.iteration,
+                plan=plan, fetch=mine, iteration=verdict.iteration, commit=verdict.commit,
                 reason=f"ranks {mine.targets} take their state from rank {mine.source}",
             ),
         )  # fmt: skip
+
+    def _takes_part(self, fetch: Fetch) -> bool:
+        if fetch.copy:
+            return self.rank == fetch.source or self.rank in fetch.targets
+        return fetch.position == position_of(self.layout, self.rank)
 
     def _fetched(self) -> do.AnyAction:
         assert self._verdict is not None
         if not self.record.has_state:
             self._fresh(self._verdict.iteration)
-            self._set(has_state=True, commit=self._verdict.commit)
+            self._set(has_state=True, commit=self._verdict.commit, gathered=not self.layout.sharded)
         return self._gather_world()
 
     def _gather_world(self) -> do.AnyAction:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from unicron.healing.buddies import Copy
 from unicron.types import Rank, Stage
 
 VETO = 1e9  # above any number of members
@@ -45,6 +46,7 @@ class Record(msgspec.Struct, frozen=True):
     commit: CommitResult | None = None  # of the newest commit this rank knows
     gathered: bool = True  # parameters hold the shards of all replicas (always so, unless the optimizer is sharded)
     met_replicas: tuple[int, ...] = ()  # live replicas of the newest plan this rank met; a predecessor's are not known
+    copies: tuple[Copy, ...] = ()  # whole copies of other ranks' shards; filled in when records are exchanged
     inside_epoch: int = 0  # epoch in which this replica's inside groups were last rebuilt, as this rank knows
     inside_touched: tuple[Rank, ...] = ()  # ranks of this replica touched since, as this rank knows
 

@@ -31,6 +31,9 @@ class Fetch(msgspec.Struct, frozen=True):
     position: int
     source: Rank
     targets: tuple[Rank, ...]
+    copy: bool = False  # the source's copy of the (one) target's shard, not its own state
+    iteration: int = -1  # of the copy
+    steps: bool = False  # the copy is one step behind: the gradient comes along, and the target does the step
 
 
 class WorldVerdict(msgspec.Struct, frozen=True):
@@ -103,9 +106,10 @@ def _dealt(records: Sequence[Record], commit: CommitResult | None) -> tuple[int,
     return (begun + met + [()])[0]
 
 
-def _lost_positions(layout: Layout, holders: Sequence[Record]) -> tuple[int, ...]:
-    """Positions whose state nobody holds: of replicated state the last copy, of sharded state any shard."""
-    have = {r.rank for r in holders}
+def _lost_positions(layout: Layout, holders: Sequence[Record], kept: set[Rank]) -> tuple[int, ...]:
+    """Positions whose state nobody holds: of replicated state the last copy, of sharded state any shard. kept: ranks
+    of whose shard somebody else has a usable copy."""
+    have = {r.rank for r in holders} | kept
     if layout.sharded:
         lacking = [r for r in range(layout.world_size) if r not in have]
         return tuple(sorted({position_of(layout, r) for r in lacking}))
@@ -118,7 +122,8 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
     layout, commit = plan.layout, newest_commit(records)
     holders = [r for r in records if r.has_state]
     positions = range(layout.replica_size)
-    lost = _lost_positions(layout, holders)
+    copies = _copies(plan, records, commit)
+    lost = _lost_positions(layout, holders, {fetch.targets[0] for fetch in copies})
     if lost or plan.restore:
         why = f"positions {list(lost)} have no holder" + " of every shard" * layout.sharded
         return WorldVerdict(-1, None, (), plan.replicas, {}, {}, {}, lost, False, False, why)
@@ -138,11 +143,32 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
         compute = deal(layout.num_micro_batches, dealt, plan.replicas, have)
         # Who computes its share from nothing overwrites what it holds reduced, so it cannot share it.
         shared = _shared_segments(plan, [r for r in current if layout.replica_of(r.rank) in have])
-    gather = not all(is_gathered(r, commit, sharded=layout.sharded) for r in holders)
+    gather = bool(copies) or not all(is_gathered(r, commit, sharded=layout.sharded) for r in holders)
     return WorldVerdict(
-        iteration, commit, _fetches(plan, records), dealt, compute, have, shared, (),
+        iteration, commit, copies or _fetches(plan, records), dealt, compute, have, shared, (),
         reduced_everywhere, gather, _why(compute, reduced_everywhere),
     )  # fmt: skip
+
+
+def _copies(plan: EpochPlan, records: Sequence[Record], commit: CommitResult | None) -> tuple[Fetch, ...]:
+    """For every shard that was lost and of which somebody has a copy: of the iteration all are at, or one step behind
+    while its holder still has that step's gradient (it has not begun the next iteration)."""
+    holders = [r for r in records if r.has_state]
+    if not plan.layout.buddy or not holders:
+        return ()
+    at = iteration_after(holders[0], commit)
+    found: dict[Rank, Fetch] = {}
+    for holder in sorted(holders, key=lambda r: r.rank):
+        for copy in sorted(holder.copies, key=lambda c: -c.iteration):
+            is_lost = any(r.rank == copy.rank and not r.has_state for r in records)
+            is_busy = any(fetch.source == holder.rank for fetch in found.values())
+            if not is_lost or is_busy or copy.rank in found:
+                continue
+            is_behind = commit is not None and commit.iteration == copy.iteration == at - 1
+            if copy.iteration == at or (is_behind and (rolls_forward(holder, commit) or not holder.begun)):
+                position = position_of(plan.layout, copy.rank)
+                found[copy.rank] = Fetch(position, holder.rank, (copy.rank,), True, copy.iteration, is_behind)
+    return tuple(found[rank] for rank in sorted(found))
 
 
 def _complete_sums(plan: EpochPlan, current: Sequence[Record]) -> dict[int, tuple[int, ...]]:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -28,6 +29,7 @@ from unicron.healing.resolve import position_of
 from unicron.messages import CollectiveFailed, StateLost, cut
 from unicron.runtime.store_client import StoreClient, StoreError
 from unicron.training import account, compute, step
+from unicron.training.buddies import Buddies
 from unicron.training.exact import ExactGradients
 from unicron.training.gradients import Gradients, ReduceHooks
 from unicron.training.groups import GroupInterrupted, Groups
@@ -78,6 +80,7 @@ class Engine:
         self.stepper = step.Stepper(optimizer, scheduler, layout, self.gradients)
         self.machine = HealingMachine(rank, layout, len(self.gradients.segments))
         self.transfer = StateTransfer(rank, memory, groups)
+        self.buddies = Buddies(rank, memory, groups) if layout.buddy else None
         self.account = account.Account(link, self.machine, groups)
         self.forward_step: compute.ForwardStep | None = None
         self.dataset: compute.Dataset | None = None
@@ -309,6 +312,10 @@ class Engine:
                 whole = bucket.param_data.view(-1)
                 own = whole.chunk(self.layout.dp)[self.layout.replica_of(self.rank)]
                 dist.all_gather_into_tensor(whole, own, group=group)
+        if self.buddies is not None:
+            assert self.machine.plan is not None
+            self.maybe_fault(FaultPoint.BUDDY)
+            self.buddies.exchange(self.machine.plan, self.machine.record.iteration, self.stepper.extra_tensor())
         self._require_good(inside=False)
         return on.Done()
 
@@ -346,7 +353,10 @@ class Engine:
         self._pulse(Stage.HEAL, waiting=True)
         self.maybe_fault(FaultPoint.HEAL)
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
-        client.set(f"{prefix}{self.rank}", encode_record(self.machine.record))
+        record = self.machine.record
+        if self.buddies is not None:
+            record = msgspec.structs.replace(record, copies=self.buddies.copies())
+        client.set(f"{prefix}{self.rank}", encode_record(record))
         keys = [f"{prefix}{rank}" for rank in ranks]
         records = client.multi_get(keys, AWAIT_PLAN_MS_MAX, cancelled=lambda: self._is_over(plan))
         return on.RecordsGathered([decode_record(record) for record in records])
@@ -377,6 +387,8 @@ class Engine:
         """Whole parameters and optimizer state, from one rank of this position to those without."""
         self._pulse(Stage.HEAL, waiting=True)
         self.maybe_fault(FaultPoint.FETCH)
+        if action.fetch.copy:
+            return self._fetch_copy(action)
         position = position_of(self.layout, self.rank)
         members = [rank for rank in action.plan.ranks if position_of(self.layout, rank) == position]
         extra = self.transfer.run(action.fetch, members, self.stepper.extra_tensor(), self.ledger.begin_step)
@@ -387,6 +399,26 @@ class Engine:
             self.account.state_source = "replica"
         return on.Done()
 
+    def _fetch_copy(self, action: do.FetchState) -> on.AnyEvent:
+        """The lost shard from its buddy, and its step if the copy is one behind; the parameters are gathered next."""
+        assert self.buddies is not None
+        fetch = action.fetch
+        if self.rank == fetch.source:
+            self.buddies.serve(fetch, self.gradients.segments)
+            return on.Done()
+        self.ledger.begin_step()
+        extra = self.buddies.take(fetch, self.gradients.segments)
+        self.stepper.load_extra(extra)
+        if fetch.steps:
+            assert action.commit is not None
+            self.stepper.zero_grad()
+            self.stepper.step(action.commit, lambda mark: None)
+        else:
+            self.stepper.show_main_params()
+        self.ledger.end_step(action.iteration, self.stepper.extra_state(), gathered=False)
+        self.account.state_source = "buddy"
+        return on.Done()
+
     def _load_checkpoint(self, action: do.LoadCheckpoint) -> on.AnyEvent:
         assert self.load_checkpoint is not None
         self._pulse(Stage.SAVE, waiting=True)
@@ -395,6 +427,8 @@ class Engine:
         even_optimizer_steps(self.stepper.optimizer)
         iteration, own = self.load_checkpoint(action.path)
         self.gradients.load_own(own)
+        if self.buddies is not None:
+            self.buddies.forget()
         self.ledger.end_step(iteration, self.stepper.extra_state())
         self.account.restored(before, iteration)
         return on.CheckpointLoaded(iteration)

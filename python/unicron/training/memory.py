@@ -66,9 +66,11 @@ class StateMemory:
 
     def __init__(
         self, model: Any, optimizer: Any, staging_bytes: int, undo_bytes: int = 0, pool: ArenaPool | None = None,
-        exact: Sequence[int] = (),
+        exact: Sequence[int] = (), buddy_bytes: int = 0,
     ) -> None:  # fmt: skip
-        """pool: the GPU's, in which model and optimizer were built; None on a CPU. exact: elements of integer sums."""
+        """pool: the GPU's, in which model and optimizer were built; None on a CPU. exact: elements of integer sums.
+        buddy_bytes: for copies of another rank's shard (buddies.py), on the host.
+        """
         self.model, self.optimizer, self.pool = model, optimizer, pool
         self.device = torch.device("cpu") if pool is None else torch.device("cuda", pool.device)
         with contextlib.nullcontext() if pool is None else pool.born_here():
@@ -77,6 +79,7 @@ class StateMemory:
             self.exact = [torch.zeros(count, dtype=torch.int64, device=self.device) for count in exact]
             self.undo = torch.zeros(undo_bytes, dtype=torch.uint8, device=self.device)
             self.scalars = torch.zeros(SCALARS, dtype=torch.float64, device=self.device)
+        self.buddy = torch.zeros(buddy_bytes, dtype=torch.uint8)
         self.index = self._lay_out()
         self.gpu_index = [] if pool is None else self._find_on_gpu(pool)
         _, offset, nbytes = self.index[-1] if self.index else ("", _core.ARENA_HEADER_BYTES, 1)
@@ -113,6 +116,8 @@ class StateMemory:
             yield f"unicron.exact{number}", sums
         if self.undo.numel():
             yield "unicron.undo", self.undo
+        if self.buddy.numel():
+            yield "unicron.buddy", self.buddy
         yield "unicron.scalars", self.scalars
 
     def _lay_out(self) -> list[tuple[str, int, int]]:
@@ -169,7 +174,7 @@ class StateMemory:
         for param in self.model.parameters():
             if getattr(param, "main_grad", None) is not None:
                 candidates.append(param.main_grad)
-        candidates += [self.staging, self.scalars, self.undo, *self.exact]
+        candidates += [self.staging, self.scalars, self.undo, self.buddy, *self.exact]
         for inner in inner_optimizers(self.optimizer):
             candidates += [v for state in inner.state.values() for v in state.values() if torch.is_tensor(v)]
         for tensor in candidates:

@@ -30,6 +30,7 @@ from unicron.messages import ExceptionRaised, Finished, Saved, WorkerReady
 from unicron.training import data as data_module
 from unicron.training import gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
+from unicron.training.buddies import buddy_bytes
 from unicron.training.chunks import Chunks
 from unicron.training.engine import Engine, Left
 from unicron.training.exact import exact_counts
@@ -166,7 +167,7 @@ class Session:
         staging = gradients.staging_bytes(model, element_bytes=8 if exact else 0)
         undo = self._undo_bytes(optimizer)
         self._birth.__exit__(None, None, None)
-        memory = StateMemory(model, optimizer, staging, undo, self._pool, exact)
+        memory = StateMemory(model, optimizer, staging, undo, self._pool, exact, self._buddy_bytes(model))
         device = None if self._pool is None else self._pool.device
         groups = Groups(self.rank, self.layout, self._link.monitor, self._link.pulse, device)
         if device is not None and self._is_waiting:
@@ -195,6 +196,13 @@ class Session:
             return 0
         force_optimizer_state(optimizer)
         return undo_bytes(optimizer)
+
+    def _buddy_bytes(self, model: Any) -> int:
+        if not self.layout.buddy:
+            return 0
+        if self._pool is not None:
+            raise ValueError("buddy copies are not there for GPUs yet: submit the task without --buddy")
+        return buddy_bytes(model, self.layout)
 
     def _take_role(self) -> EpochPlan:
         link = self._link

@@ -17,7 +17,7 @@ from unicron.healing.record import CommitResult
 from unicron.training.gradients import Gradients
 from unicron.training.memory import inner_optimizers
 from unicron.training.scheduler import advance_scheduler, restore_scheduler
-from unicron.training.undoable_step import UndoableStep, only
+from unicron.training.undoable_step import UndoableStep, only, show_main_params
 from unicron.types import Layout
 
 EXTRA_BYTES_MAX = 1024
@@ -77,6 +77,10 @@ class Stepper:
             half_way()
             with only(self.optimizer, [p for params in groups for p in params[(len(params) + 1) // 2 :]]):
                 self.optimizer.step_with_ready_grads()
+
+    @torch.no_grad()
+    def show_main_params(self) -> None:
+        show_main_params(self.optimizer)
 
     # ---------------------------------------------------------- python-side state
 

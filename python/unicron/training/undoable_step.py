@@ -86,6 +86,13 @@ def only(optimizer: Any, params: list[torch.Tensor]) -> Iterator[None]:
             group["params"] = all_of_them
 
 
+def show_main_params(optimizer: Any) -> None:
+    """The model's parameters become those of the optimizer: what Megatron does at the end of a step."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if hasattr(part, "_copy_main_params_to_model_params"):
+            part._copy_main_params_to_model_params()
+
+
 class UndoableStep:
     """undo: flat bytes in the arena, undo_bytes(optimizer) long."""
 
@@ -117,9 +124,7 @@ class UndoableStep:
             else:
                 self._write(chunk, factor)
             mark(2 * number + 2)
-        for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
-            if hasattr(part, "_copy_main_params_to_model_params"):
-                part._copy_main_params_to_model_params()
+        show_main_params(self.optimizer)
 
     def _write(self, chunk: list[Param], factor: float) -> None:
         """The inner optimizer's own update of these parameters only; each parameter's update is its own."""
