@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unicron.demo.runner import layout_of
 from unicron.demo.scenarios import Act, Expect, Fault, Scenario, middle, share
 from unicron.demo.variant import PLAIN, Variant
 from unicron.types import Layout, Rank
@@ -15,6 +16,7 @@ from unicron.types import Layout, Rank
 SHRINK_ITERATION = 4
 SHRINK_ITERATIONS = 9
 NEVER = 1 << 30
+RETURN_S = 4.0  # after the last iteration but one before the fault is seen: the node is dead by then
 CHECKPOINT_EVERY = 7  # iterations; of rows whose cases include a save
 
 
@@ -25,11 +27,15 @@ class Row:
     pp: int
     dp: int
     sharded: bool = False
+    buddy: bool = False
     variant: Variant = PLAIN
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         return self.tp, self.pp, self.dp
+
+    def layout(self) -> Layout:
+        return layout_of(*self.sizes, sharded=self.sharded, buddy=self.buddy)
 
     def can_shrink(self) -> bool:
         """A lost node's shards of a distributed optimizer have no copy, and the only replica has none at all."""
@@ -48,6 +54,8 @@ ROWS = (
     Row("1,1,4-bf16", 1, 1, 4, variant=Variant(bf16=True)),
     Row("2,1,2-sequence-dropout", 2, 1, 2, variant=Variant(sequence_parallel=True, dropout=0.1)),
     Row("2,1,2-distributed-bf16", 2, 1, 2, sharded=True, variant=Variant(bf16=True)),
+    Row("1,1,4-distributed-buddy", 1, 1, 4, sharded=True, buddy=True),
+    Row("1,2,2-distributed-buddy-bf16", 1, 2, 2, sharded=True, buddy=True, variant=Variant(bf16=True)),
 )
 
 
@@ -147,6 +155,37 @@ SHRINK = (
     Case("step", "node", "step"),
     Case("idle", "node", "idle"),
 )
+
+
+#: A node dies with its shards, and comes back empty.
+RETURN = (
+    *SHRINK,
+    Case("gather", "node", "gather", sharded_only=True),
+    Case("buddy", "node", "buddy", sharded_only=True),
+)
+
+
+def return_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
+    """The node of one replica dies at the case's point; when it is back, its heirs take their shards from buddies."""
+    (fault,) = case.faults(layout, turn)
+    at = Fault(fault.rank, fault.fault, SHRINK_ITERATION, fault.point, fault.micro_batch)
+    return Scenario(
+        f"return-{case.name}",
+        f"a node dies at {case.point}, and comes back empty",
+        Expect(
+            "healed",
+            severities=("SEV1",),
+            replaced=None,
+            incidents_max=layout.replica_size + 1,
+            recomputed_replicas=case.shares_of(layout),
+            state_sources=("buddy",),
+            groups_kept=False,
+        ),
+        (at,),
+        acts=(Act("start_agent", SHRINK_ITERATION - 2, node_of(layout, fault.rank), delay_s=RETURN_S),),
+        iterations=SHRINK_ITERATIONS,
+        window=(SHRINK_ITERATION,),
+    )
 
 
 def shrink_scenario(case: Case, layout: Layout, turn: int) -> Scenario:

@@ -42,7 +42,8 @@ class Account:
 
     def forward_begins(self, iteration: int, micro_batch: int, again: bool) -> None:
         """again: it had begun on this role before. One of a lost replica, dealt to this one, had begun elsewhere."""
-        is_dealt = self._machine.healing and self._machine.is_extra
+        is_elsewhere = self._machine.is_extra or self.state_source == StateSource.BUDDY
+        is_dealt = self._machine.healing and is_elsewhere
         if again or is_dealt:
             self._again.add((iteration, micro_batch))
 
