@@ -35,9 +35,7 @@ def main(
     checkpoint_dir: Annotated[str, typer.Option()] = "",
     checkpoint_every: Annotated[int, typer.Option(help="Iterations; 0: never.")] = 0,
     stopped_grace: Annotated[float, typer.Option(help="Seconds a stopped worker is given before it is ended.")] = 5.0,
-    observe_only: Annotated[
-        bool, typer.Option("--observe-only", help="End nothing that stands still; say it.")
-    ] = False,
+    observe_only: Annotated[bool, typer.Option("--observe-only", help="End nothing for standing still.")] = False,
     max_restarts: Annotated[int, typer.Option("--max-restarts", "--max_restarts")] = 10,
     name: Annotated[str, typer.Option(help="Of the task; default the script's.")] = "",
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module.")] = False,
