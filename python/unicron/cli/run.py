@@ -84,8 +84,7 @@ def main(
         restart_max=max_restarts,
         observe_only=observe_only,
     )
-    if not is_managed:
-        sys.stderr.write(f"unicron run: {HINT}\n")
+    sys.stderr.write("" if is_managed else f"unicron run: {HINT}\n")
     run = Run(job, agents, slots, imports if is_managed else "", quiet=quiet, json=json)
     return run.in_allocation(allocation, drain_bad_nodes) if allocation else run.here()
 
