@@ -55,7 +55,9 @@ def test_a_record_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert again.todo(2, 6) == [2, 5, 6]
     assert "of" in again.data["coverage"]["task"]
     path.write_text(path.read_text().replace(again.data["sources"], "other"))
-    assert Record(path).todo(2, 6) == [2, 3, 4, 5, 6]
+    anew = Record(path)
+    assert anew.todo(2, 6) == [2, 3, 4, 5, 6]
+    assert [(one["sources"], one["seeds"]) for one in anew.data["earlier"]] == [("other", 2)]
 
 
 def test_a_failing_seed_prints_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:
