@@ -103,6 +103,9 @@ def _catch_up(step: Step, task: TaskState, name: str, hello: AgentHello) -> None
         return
     if behind:
         step.send(name, PublishEpoch(task.plan), f"{name} missed epoch {task.epoch}")
+        for worker in task.workers.values():
+            if worker.node == name:
+                worker.behind_ms = step.now_ms
     if task.leaving:
         step.send(name, SaveAndHold(task.name, task.leaving), task.leaving)
 
