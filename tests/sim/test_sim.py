@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unicron.sim.__main__ import main
-from unicron.sim.faults import WEIGHTS
+from unicron.sim.faults import LEADER_WEIGHTS, WEIGHTS
 from unicron.sim.plants import PLANTS
 from unicron.sim.record import Record
 from unicron.sim.run import options_of, run_seed
@@ -40,7 +40,7 @@ def test_planted_mistake_is_found(plant: str) -> None:
 
 def test_every_kind_of_fault_happens() -> None:
     drawn = {kind for seed in range(200) for kind, weight in options_of(seed).weights.items() if weight}
-    assert drawn == set(WEIGHTS)
+    assert drawn == {*WEIGHTS, *LEADER_WEIGHTS}
 
 
 def test_a_record_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -68,8 +68,9 @@ def test_a_failing_seed_prints_the_command_that_replays_it(capsys: pytest.Captur
 
 
 def test_same_seed_same_history() -> None:
-    """To the byte, also in another process with another hash seed."""
-    program = "from unicron.sim.run import run_seed; print(run_seed(7).digest, run_seed(11).digest)"
+    """To the byte, also in another process with another hash seed; of one coordinator and of several."""
+    assert [options_of(seed).coordinators > 1 for seed in (7, 14)] == [False, True]
+    program = "from unicron.sim.run import run_seed; print(run_seed(7).digest, run_seed(14).digest)"
     runs = {
         subprocess.run(
             [sys.executable, "-c", program],
