@@ -109,6 +109,18 @@ def test_an_agent_cannot_speak_for_another_node(cluster: LocalCluster) -> None:
     eventually(lambda: any(n["phase"] == "lost" for n in cluster.ask("nodes") if n["node"] == "n9"))
 
 
+def test_an_older_life_of_a_node_does_not_get_its_line(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The simulator's plant `old-line`: a machine that stood still while its node began anew says hello again, and what
+    was meant for the newer life went to it, for ever."""
+    ghost = raw_socket(cluster, "agent")
+    ghost.send(encode(AgentHello("n0", 0, 1, 0, "tcp://127.0.0.1:1", "k")))
+    assert not ghost.poll(300), "an older life got an answer"
+    task = cluster.submit(plain_job("t", tmp_path, iterations=50))  # its orders reach the node's own agent
+    eventually(lambda: cluster.task(task)["phase"] == "done")
+    assert not ghost.poll(0)
+    ghost.close(0)
+
+
 def test_messages_that_are_none_do_not_hurt_an_agent(cluster: LocalCluster, tmp_path: Path) -> None:
     task = cluster.submit(plain_job("t", tmp_path, iterations=2000))
     running(cluster, task)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unicron.sim.__main__ import main
-from unicron.sim.faults import WEIGHTS
+from unicron.sim.faults import LEADER_WEIGHTS, WEIGHTS
 from unicron.sim.plants import PLANTS
 from unicron.sim.record import Record
 from unicron.sim.run import options_of, run_seed
@@ -40,7 +40,7 @@ def test_planted_mistake_is_found(plant: str) -> None:
 
 def test_every_kind_of_fault_happens() -> None:
     drawn = {kind for seed in range(200) for kind, weight in options_of(seed).weights.items() if weight}
-    assert drawn == set(WEIGHTS)
+    assert drawn == {*WEIGHTS, *LEADER_WEIGHTS}
 
 
 def test_a_record_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -55,7 +55,9 @@ def test_a_record_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert again.todo(2, 6) == [2, 5, 6]
     assert "of" in again.data["coverage"]["task"]
     path.write_text(path.read_text().replace(again.data["sources"], "other"))
-    assert Record(path).todo(2, 6) == [2, 3, 4, 5, 6]
+    anew = Record(path)
+    assert anew.todo(2, 6) == [2, 3, 4, 5, 6]
+    assert [(one["sources"], one["seeds"]) for one in anew.data["earlier"]] == [("other", 2)]
 
 
 def test_a_failing_seed_prints_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,8 +68,9 @@ def test_a_failing_seed_prints_the_command_that_replays_it(capsys: pytest.Captur
 
 
 def test_same_seed_same_history() -> None:
-    """To the byte, also in another process with another hash seed."""
-    program = "from unicron.sim.run import run_seed; print(run_seed(7).digest, run_seed(11).digest)"
+    """To the byte, also in another process with another hash seed; of one coordinator and of several."""
+    assert [options_of(seed).coordinators > 1 for seed in (7, 14)] == [False, True]
+    program = "from unicron.sim.run import run_seed; print(run_seed(7).digest, run_seed(14).digest)"
     runs = {
         subprocess.run(
             [sys.executable, "-c", program],

@@ -3,6 +3,7 @@ are those of the day; histories of a seed change with the simulator."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from machines import Agent, Coordinator, running
@@ -13,7 +14,7 @@ from unicron.healing import actions as do
 from unicron.healing import events as healing_on
 from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, Record
-from unicron.messages import AgentHello, AgentWelcome, EndWorker
+from unicron.messages import AgentHello, AgentWelcome, EndWorker, FinishUnderstudies, PublishEpoch, StopTask
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
@@ -106,3 +107,87 @@ def test_a_word_to_hold_does_not_outlive_its_epoch() -> None:
     while not isinstance(action, do.EndIteration):
         action = step(healing_on.Done())
     assert action.commit.hold == 0.0
+
+
+def test_a_deal_taken_with_the_state_is_not_forgotten_when_the_meeting_breaks() -> None:
+    """Seed 5159: a task grew while its one replica held all micro-batches of the iteration. The joiner had taken the
+    state when another died; its replica then computed a share by the newer plan, and those were counted twice."""
+    layout = Layout(tp=2, dp=2, num_micro_batches=4)
+    members = tuple(Member(rank, "n0", f"n0.w{rank}") for rank in range(4))
+    grow = EpochPlan("t", 4, PlanKind.GROW, layout, (0, 1), members, (2, 3), (2, 3))
+    again = EpochPlan("t", 5, PlanKind.REPLACE, layout, (0, 1), members, (0, 1, 2, 3), (0,))
+    machine = HealingMachine(2, layout, 2)
+
+    def step(event: healing_on.AnyEvent) -> do.AnyAction:
+        (action,) = machine.step(event)
+        return action
+
+    joiners = [Record(rank, 0, Stage.STARTING, has_state=False, num_segments=2) for rank in (2, 3)]
+    all_of_it = (0, 1, 2, 3)
+    holders = [
+        Record(rank, 7, Stage.REDUCE, begun=True, dealt=(0,), done=all_of_it, summed=True, num_segments=2)
+        for rank in (0, 1)
+    ]
+    action = step(healing_on.Joined(grow, joiners[0]))
+    while not isinstance(action, do.Settle):
+        if isinstance(action, do.ExchangeInside):
+            action = step(healing_on.RecordsGathered(joiners))
+        elif isinstance(action, do.ExchangeWorld):
+            action = step(healing_on.RecordsGathered([*holders, *joiners]))
+        else:
+            action = step(healing_on.Done())
+    machine.step(healing_on.PlanArrived(again))
+    assert isinstance(step(healing_on.Broken(True, "Connection closed", -1)), do.ExchangeInside)
+    peer = msgspec.structs.replace(machine.record, rank=3)
+    assert isinstance(step(healing_on.RecordsGathered([machine.record, peer])), do.RebuildInside)
+    action = step(healing_on.Done())
+    if isinstance(action, do.Ready):
+        action = step(healing_on.IterationBegun(7))
+    assert isinstance(action, do.Compute) and action.micro_batches == ()
+
+
+@pytest.mark.parametrize(("outcome", "message"), [("stopped", StopTask), ("done", FinishUnderstudies)])
+def test_a_node_that_was_away_hears_of_the_end_of_a_task(outcome: str, message: type) -> None:
+    """Seed 5570: a task was cancelled while a node could not be reached; its workers there, which had saved and held,
+    stayed until a bound, and the arenas for ever."""
+    driver = running(config=CONFIG)
+    assert driver.task.plan is not None
+    plans = (driver.task.plan,)
+    there = tuple(driver.status(w) for w in driver.task.workers.values() if w.node == "n1")
+    members = sorted(driver.task.plan.members, key=lambda member: member.node, reverse=True)
+    if outcome == "done":
+        for member in members[:2]:  # those of n1
+            driver.finished(member.worker)
+    driver.disconnected("n1")
+    if outcome == "stopped":
+        driver.feed(on.CancelRequested("r", "t"))
+    else:
+        for member in members[2:]:
+            driver.finished(member.worker)
+    assert driver.task.is_over
+    driver.feed(on.AgentMessage("n1", AgentHello("n1", 1, 2, 1, "tcp://n1:7000", "key", there, plans, "")))
+    assert [order.task for order in driver.sent(message)] == ["t"]
+    driver.feed(on.AgentDisconnected("n1"))
+    driver.hello("n1")  # it knows nothing of the task any more
+    assert driver.sent(message) == []
+
+
+def test_who_waited_for_a_plan_that_was_lost_is_no_new_hang() -> None:
+    """Seed 41: a coordinator died before its plan went out. Its members' agent told again, behind its hello, that all
+    wait; they did so for the plan that the hello had just been answered with, and another one was made."""
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1, config=CONFIG)
+    driver.disconnected("n0")
+    driver.disconnected("n1")
+    for node, workers in (("n0", ("n0.w0",)), ("n1", ("n1.w0",))):
+        driver.hello(node, slots=1, knows=True)
+        there = tuple(driver.status(driver.worker(name)) for name in workers)
+        driver.feed(on.AgentMessage(node, AgentHello(node, 1, 1, 1, f"tcp://{node}:7000", "key", there, (), "")))
+        assert [message.plan.epoch for message in driver.sent(PublishEpoch)] == [1]
+    for name in ("n0.w0", "n1.w0"):
+        driver.stalled(name, waiting=True, stalled_ms=5_000.0)
+        assert driver.refusals() == ["explained"]
+    assert driver.task.epoch == 1
+    driver.now_ms += 2_000.0
+    for name in ("n0.w0", "n1.w0"):
+        driver.stalled(name, waiting=True, stalled_ms=2_000.0)
+    assert driver.task.epoch == 2, "who still waits is freed"

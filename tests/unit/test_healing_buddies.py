@@ -66,8 +66,10 @@ def test_a_copy_of_the_iteration_stands_for_the_shard() -> None:
 def test_a_copy_one_step_behind_needs_its_holders_gradient() -> None:
     behind = [at(0, 7, (3, 6), gathered=False), at(1, 7), at(2, 7), LOST]
     assert resolve_world(plan(), behind).fetches == (Fetch(0, 0, (3,), copy=True, iteration=6, steps=True),)
-    begun = [at(0, 7, (3, 6), begun=True), at(1, 7), at(2, 7), LOST]
-    assert resolve_world(plan(), begun).lost_positions == (0,), "the gradient is overwritten"
+    met = [at(0, 7, (3, 6), begun=True, gathered=False), at(1, 7), at(2, 7), LOST]  # and it broke again
+    assert resolve_world(plan(), met).fetches == (Fetch(0, 0, (3,), copy=True, iteration=6, steps=True),)
+    computes = [at(0, 7, (3, 6), begun=True), at(1, 7), at(2, 7), LOST]
+    assert resolve_world(plan(), computes).lost_positions == (0,), "the gradient is overwritten"
 
 
 def test_a_holder_that_has_not_stepped_yet_rolls_forward_first() -> None:

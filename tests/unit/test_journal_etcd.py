@@ -87,7 +87,7 @@ def test_who_was_followed_writes_nothing_more(settings: EtcdSettings, monkeypatc
     old = lead(settings)
     first = opened(settings, old)
     first.append([b"mine"])
-    monkeypatch.setattr(old, "_until_s", float("inf"))
+    monkeypatch.setattr(old._term, "_until_ms", float("inf"))
     client = Etcd(settings)
     client.post("/kv/deleterange", {"key": journal_etcd.put(old.key, b"")["request_put"]["key"]})  # as if it ran out
     second = opened(settings)

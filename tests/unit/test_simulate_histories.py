@@ -9,7 +9,7 @@ import pytest
 
 from unicron.simulate.generate import CAUSES, RATE, Rates, generate
 from unicron.simulate.history import HistoryProblem, Kind
-from unicron.simulate.tables import gpu_hours, moves
+from unicron.simulate.tables import gpu_hours, moves, verdict
 from unicron.simulate.traces import TRACE_A, TRACE_B, by_counts, read_incidents
 
 INCIDENTS = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces" / "infinitehbd" / "incidents.csv"
@@ -112,6 +112,14 @@ def test_published_percentages_come_out_where_the_recipe_gives_them() -> None:
     assert rows[8192, 0.0] == pytest.approx(-35.9, abs=1.0)
     assert rows[65536, 0.0] == pytest.approx(-55, abs=1.0) and rows[131072, 0.0] == pytest.approx(-55, abs=1.0)
     assert rows[65536, 120.0] == pytest.approx(-15.5, abs=1.0)
+
+
+def test_where_unicron_is_not_ahead_is_counted_from_the_rows() -> None:
+    found = {"here": {"a": (1.0, 2.0), "b": (3.0, 2.0)}, "there": {"a": (1.0, 2.0), "b": (1.0, 2.0)}}
+    assert verdict(found, less_is_better=True, why="so") == ("unicron is not ahead of b at here (3 against 2): so",)
+    all_less = {"here": {"a": (1.0, 2.0)}}
+    assert verdict(all_less, less_is_better=True, why="") == ("unicron is ahead of every other policy in every row",)
+    assert "not ahead of a at here" in verdict(all_less, less_is_better=False, why="")[0]
 
 
 def test_ettr_under_moves_every_ten_minutes() -> None:

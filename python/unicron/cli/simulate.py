@@ -89,6 +89,7 @@ def _show_table(name: str, json: bool) -> None:
         return
     rows = [{column: cell(row[column]) for column in table.columns} for row in table.rows]
     print_table(rows, table.columns, "nothing", table.title)
-    for heading, lines in (("assumed", table.assumed), ("moves with", table.moves), ("note", table.notes)):
+    parts = (("ahead", table.ahead), ("assumed", table.assumed), ("moves with", table.moves), ("note", table.notes))
+    for heading, lines in parts:
         for line in lines:
             print(f"{heading}: {line}")

@@ -18,7 +18,7 @@ def stop_task(step: Step, task: TaskState, cause: str) -> None:
     step.write(TaskEnded(task.name, "stopped", cause), cause)
     task.move("stop")
     for node in _everywhere(step):
-        step.send(node, StopTask(task.name, cause), cause)
+        tell_over(step, task, node)
     for incident in step.state.open_incidents(task.name):
         step.change_incident(incident, "the task is stopped", outcome=Outcome.STOPPED)
     _await_exits(step, task, cause)
@@ -28,10 +28,16 @@ def finish_task(step: Step, task: TaskState, reason: str) -> None:
     step.write(TaskEnded(task.name, "done", reason), reason)
     task.move("done")
     for node in _everywhere(step):
-        step.send(node, FinishUnderstudies(task.name, reason), reason)
+        tell_over(step, task, node)
     for incident in step.state.open_incidents(task.name):
         step.change_incident(incident, "the task is done", outcome=Outcome.UNAFFECTED)
     _await_exits(step, task, reason)
+
+
+def tell_over(step: Step, task: TaskState, node: str) -> None:
+    """At its end, and later to a node that was away then and still has workers or a plan of it."""
+    message = StopTask if task.outcome == "stopped" else FinishUnderstudies
+    step.send(node, message(task.name, task.cause), task.cause)
 
 
 def _everywhere(step: Step) -> list[str]:

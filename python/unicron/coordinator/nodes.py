@@ -10,6 +10,7 @@ from __future__ import annotations
 from unicron.coordinator.accounting import note_speed
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import NodeDeclaredLost, NodeJoined
+from unicron.coordinator.lifecycle import tell_over
 from unicron.coordinator.slowness import note_pace
 from unicron.coordinator.state import NodeState, TaskState
 from unicron.coordinator.step import Step
@@ -95,11 +96,16 @@ def _catch_up(step: Step, task: TaskState, name: str, hello: AgentHello) -> None
     if plan is not None and plan.epoch > task.epoch:
         step.refuse("epoch_unknown", f"{name} knows epoch {plan.epoch} of {task.name}")
         task.epoch_floor = max(task.epoch_floor, plan.epoch)
+    if task.is_over and (plan is not None or any(status.task == task.name for status in hello.workers)):
+        tell_over(step, task, name)
     behind = plan is None or plan.epoch < task.epoch
     if task.plan is None or task.is_over or name not in task.nodes():
         return
     if behind:
         step.send(name, PublishEpoch(task.plan), f"{name} missed epoch {task.epoch}")
+        for worker in task.workers.values():
+            if worker.node == name:
+                worker.behind_ms = step.now_ms
     if task.leaving:
         step.send(name, SaveAndHold(task.name, task.leaving), task.leaving)
 

@@ -28,6 +28,10 @@ from unicron.messages import (
 )
 from unicron.types import Method, Outcome, Severity
 
+# A node that missed a plan tells again, right behind its hello, who stood still; who still does is told afresh later,
+# as nothing shorter than this is a stall.
+RETOLD_MS = 1_000.0
+
 
 def speaker(step: Step, task: TaskState, name: str) -> WorkerState | None:
     worker = task.workers.get(name)
@@ -203,6 +207,9 @@ def on_stalled(step: Step, task: TaskState, message: WorkerStalled) -> None:
     """One signal of two (diagnosis.stall_root); told at 1.5 times the usual and again at 3."""
     worker = speaker(step, task, message.worker)
     if worker is None:
+        return
+    if step.now_ms < worker.behind_ms + RETOLD_MS:
+        step.refuse("explained", f"{message.worker} stood still before epoch {task.epoch}, which it is told just now")
         return
     if worker.stalled is None:
         worker.stalled_ms = step.now_ms

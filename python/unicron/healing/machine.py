@@ -427,6 +427,8 @@ class HealingMachine:
     def _fetch(self) -> do.AnyAction:
         verdict, plan = self._verdict, self.plan
         assert verdict is not None and plan is not None
+        if self.record.has_state:
+            self._take_deal(verdict)
         mine = next((f for f in verdict.fetches if self._takes_part(f)), None)
         if mine is None:
             return self._gather_world()
@@ -448,7 +450,13 @@ class HealingMachine:
         if not self.record.has_state:
             self._fresh(self._verdict.iteration)
             self._set(has_state=True, commit=self._verdict.commit, gathered=not self.layout.sharded)
+            self._take_deal(self._verdict)
         return self._gather_world()
+
+    def _take_deal(self, verdict: WorldVerdict) -> None:
+        """Known from here on, whatever breaks before all agree: a wounded replica computes its share of this very deal,
+        which may be older than the plan."""
+        self._set(begun=True, dealt=verdict.dealt)
 
     def _gather_world(self) -> do.AnyAction:
         """All or nobody, as the verdict is the same for all: who has the shards is given the same values again."""
@@ -484,7 +492,6 @@ class HealingMachine:
         have, mine = verdict.have.get(self.replica, ()), verdict.compute[self.replica]
         if self.replica not in verdict.have and self.record.summed:
             self._set(summed=False)  # a member of the replica does not hold its part
-        self._set(begun=True, dealt=verdict.dealt)
         whole = self.replica in verdict.have or verdict.all_reduced
         return self._work(
             Work(mine, verdict.dealt, extra=bool(have), reduce_only=whole and not mine, reason=verdict.reason)

@@ -152,7 +152,8 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
 
 def _copies(plan: EpochPlan, records: Sequence[Record], commit: CommitResult | None) -> tuple[Fetch, ...]:
     """For every shard that was lost and of which somebody has a copy: of the iteration all are at, or one step behind
-    while its holder still has that step's gradient (it has not begun the next iteration)."""
+    while its holder still has that step's gradient (who has not gathered does not compute, and who has has sent and
+    taken the copies of this iteration)."""
     holders = [r for r in records if r.has_state]
     if not plan.layout.buddy or not holders:
         return ()
@@ -165,7 +166,7 @@ def _copies(plan: EpochPlan, records: Sequence[Record], commit: CommitResult | N
             if not is_lost or is_busy or copy.rank in found:
                 continue
             is_behind = commit is not None and commit.iteration == copy.iteration == at - 1
-            if copy.iteration == at or (is_behind and (rolls_forward(holder, commit) or not holder.begun)):
+            if copy.iteration == at or (is_behind and not is_gathered(holder, commit, sharded=True)):
                 position = position_of(plan.layout, copy.rank)
                 found[copy.rank] = Fetch(position, holder.rank, (copy.rank,), True, copy.iteration, is_behind)
     return tuple(found[rank] for rank in sorted(found))

@@ -308,6 +308,9 @@ class CoordinatorProcess:
             self._serve_request(identity, message)
         elif caller.node and isinstance(message, AgentHello) and message.node != caller.node:
             log.warning("refused: hello of %s with the key of %s", message.node, caller.node)
+        elif role == "agent" and isinstance(message, AgentHello) and self._is_of_older_life(message):
+            # Refused by name. The node's line stays that of its newer life, which would never say hello again.
+            self._step(AgentMessage(message.node, message))
         elif role == "agent" and isinstance(message, AgentHello):
             # What the monitor knows so far is older than this hello: read it first, lest the end of
             # an earlier connection with the same descriptor is taken for this one's.
@@ -334,6 +337,11 @@ class CoordinatorProcess:
             name = type(message).__name__
             log.warning("refused: %s from a peer with the key of %s", name, role)
             self._answer_refusal(identity, str(role), f"a {role} may not send {name}")
+
+    def _is_of_older_life(self, hello: AgentHello) -> bool:
+        """Its machine stood still, and meanwhile the node began anew."""
+        known = self._machine.state.nodes.get(hello.node)
+        return known is not None and hello.incarnation < known.incarnation
 
     def _note_statuses(self, statuses: tuple[WorkerStatus, ...]) -> None:
         for status in statuses:

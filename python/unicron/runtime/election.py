@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 
+from unicron.coordinator.lease import Lease
 from unicron.runtime.coordinator_link import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
 from unicron.runtime.coordinator_settings import EtcdSettings
 from unicron.runtime.etcd import Etcd, EtcdProblem, is_absent, put, read, value_of
@@ -36,8 +37,7 @@ class Leadership:
         self.offset_ms = 0.0  # of the cluster's clock against our monotonic one
         self.key = leader_key(settings)
         self.revision = revision  # fences what we write
-        self._span_s = settings.lease_s - SILENCE_S
-        self._until_s = granted_s + self._span_s
+        self._term = Lease(settings.lease_s * 1000, SILENCE_S * 1000, granted_s * 1000)
         self._lease = lease
         self._etcd = Etcd(settings)
         self._stop = threading.Event()
@@ -46,17 +46,17 @@ class Leadership:
 
     def require(self) -> None:
         """LeadershipLost when somebody else may lead by now."""
-        late_s = clock_s() - self._until_s
-        if late_s >= 0:
-            raise LeadershipLost(f"its lease was not refreshed in time: {late_s:.1f} s too late to decide")
+        left_s = self.left_s
+        if left_s <= 0:
+            raise LeadershipLost(f"its lease was not refreshed in time: {-left_s:.1f} s too late to decide")
 
     @property
     def left_s(self) -> float:
-        return self._until_s - clock_s()
+        return self._term.left_ms(clock_s() * 1000) / 1000
 
     def lose(self) -> None:
         """It is known that the key is not ours any more."""
-        self._until_s = float("-inf")
+        self._term.lose()
 
     def _keep(self) -> None:
         wait_s = 0.0
@@ -69,8 +69,8 @@ class Leadership:
             except EtcdProblem:
                 wait_s = RETRY_S
                 continue
-            self._until_s = max(self._until_s, began_s + self._span_s)
-            wait_s = self._span_s / 4
+            self._term.refreshed(began_s * 1000)
+            wait_s = self._term.refresh_ms / 1000
 
     def close(self) -> None:
         self._stop.set()

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from unicron.coordinator.lease import refused_append
 from unicron.runtime.election import Leadership
 from unicron.runtime.etcd import (
     Etcd,
@@ -122,11 +123,13 @@ class EtcdJournal:
     def _went_through(self, answers: list[dict[str, dict[str, list[dict[str, str]]]]]) -> bool:
         """It was refused: because it was done before (an answer was lost), or because we do not lead."""
         leader, head = (answer.get("response_range", {}).get("kvs", []) for answer in answers)
-        if not leader or value_of(leader[0])[1] != self._leadership.revision:
+        revision = value_of(leader[0])[1] if leader else None
+        found = int(value_of(head[0])[0]) if head else 0
+        outcome = refused_append(revision, self._leadership.revision, found, self._head)
+        if outcome == "followed":
             self._leadership.lose()
             raise LeadershipLost("another coordinator leads: what was decided last was not written")
-        found = int(value_of(head[0])[0]) if head else 0
-        if found != self._head + 1:
+        if outcome == "broken":
             raise JournalBroken(f"the journal's head in etcd is {found}, and should be {self._head + 1} at most")
         return True
 

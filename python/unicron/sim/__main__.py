@@ -90,6 +90,9 @@ def _report(record: Record) -> None:
     per_s = data["events"] / max(data["cpu_hours"] * 3600, 1e-9)
     print(f"{'events':<28}{data['events']:>10}   {per_s:.0f} a CPU second")
     print(f"{'iterations committed':<28}{data['iterations']:>10}")
+    earlier = sum(one["seeds"] for one in data["earlier"])
+    if earlier:
+        print(f"{'seeds of earlier sources':<28}{earlier:>10}")
     for what in sorted(data["counts"]):
         print(f"{what:<28}{data['counts'][what]:>10}")
     for machine, seen in record.coverage().items():

@@ -56,7 +56,7 @@ class AgentHost:
         self.store = Store(world.scheduler, self.rng)
         self.workers: dict[str, SimWorker] = {}
         self.memories: dict[str, Memory] = {}
-        self.timers = Timers(world.scheduler, self.clock, lambda name: self._step(on.TimerFired(name)), self.gate)
+        self.timers = Timers(world.scheduler, self.clock, self._fired, self.gate)
         self.connection: Connection | None = None
         self._pids = 1000 * (incarnation + 1)
         self._requests: dict[str, SimWorker] = {}
@@ -66,7 +66,24 @@ class AgentHost:
     # ------------------------------------------------------------ machine
 
     def feed(self, event: on.Event) -> None:
-        self.gate(lambda: self._step(event))
+        self.gate(lambda: self._stepped(event))
+
+    def _stepped(self, event: on.Event) -> None:
+        self._step(event)
+
+    def _fired(self, name: str) -> None:
+        self._step(on.TimerFired(name))
+
+    def hear_order(self, event: on.CoordinatorMessage, term: int, life: tuple[str, int]) -> None:
+        """What this life of a coordinator says in its term."""
+
+        def heard() -> None:
+            orders = self._step(event)
+            is_refused = any(isinstance(a, ask.Refused) and a.name == "stale_term" for a in orders)
+            if not is_refused:
+                self.world.checkers.obeyed(self, term, life, type(event.message).__name__)
+
+        self.gate(heard)
 
     def gate(self, call: Callable[[], None]) -> None:
         """What happens on this machine: not when its agent is gone, and later when it stands still."""
@@ -75,23 +92,23 @@ class AgentHost:
         elif self.alive:
             call()
 
-    def _step(self, event: on.Event) -> None:
+    def _step(self, event: on.Event) -> tuple[ask.Action, ...]:
         try:
             actions = self.machine.step(event, self.clock.now_ms)
         except AssertionError as error:
             self.world.violate(f"agent {self.node}: {type(event).__name__}: {error}")
-            return
+            return ()
         self.world.cover_agent(self.machine, event)
         for action in actions:
             self._do(action)
+        return actions
 
     def _do(self, action: ask.Action) -> None:
         match action:
             case ask.SendCoordinator():
-                if self.connection is not None:
-                    coordinator = self.world.coordinator
-                    node = self.node
-                    self.connection.send("up", lambda m: coordinator.hear(node, m), action.message)
+                line, node = self.connection, self.node
+                if line is not None:
+                    line.send("up", lambda m: line.peer.hear(line, node, m), action.message)
             case ask.SendWorker():
                 self._to_worker(action)
             case ask.WelcomeWorker():
@@ -122,7 +139,10 @@ class AgentHost:
             case ask.Refused():
                 self.world.log(self.node, f"refused {action.name}: {action.reason}")
             case ask.LeaveCoordinator():
-                self.world.violate(f"agent {self.node}: leaves its coordinator: {action.reason}")  # there is one only
+                self.world.log(self.node, f"leaves its coordinator: {action.reason}")
+                if self.world.options.coordinators == 1:
+                    self.world.violate(f"{self.node} leaves the only coordinator: {action.reason}")
+                self.world.leave(self)
             case ask.WatchWorker() | ask.ReleaseSlot() | ask.ArmPulse():
                 pass
 
@@ -224,6 +244,10 @@ class AgentHost:
         for worker in self.workers.values():
             worker.die("signaled", 9)
         self.timers.cancel_all()
+
+    def end_store(self) -> None:
+        """Its address is another machine's now."""
+        self.store.end()
 
     def freeze(self, *, whole: bool) -> None:
         """The whole machine stands still (a paused virtual machine), or its agent's loop alone: no answer, nothing

@@ -2,6 +2,8 @@
 
 * one role, one worker per epoch, and epochs only grow (in the journal too)
 * each (iteration, micro-batch) counts exactly once in what is committed
+* one life of one coordinator a term: only it journals in it, it sends nothing once a successor began, and no agent
+  obeys an older term after a newer one
 * nothing journaled is forgotten: a replay gives the state that the living coordinator had
 * no kill without evidence
 * no slot is given to two tasks, and none to one that is suspended or over; a task that left its slots trains no more,
@@ -22,8 +24,10 @@ from unicron.coordinator.journal import (
     AllocationDecided,
     Entry,
     EpochDecided,
+    TaskAdmitted,
     TaskRestarted,
     TaskSuspended,
+    TermBegan,
     WorkersStarted,
     decode_entry,
 )
@@ -37,12 +41,16 @@ from unicron.planner.planner import Planner
 from unicron.types import EpochPlan, Outcome, PlanKind, Rank
 
 if TYPE_CHECKING:
+    from unicron.sim.agent_host import AgentHost
     from unicron.sim.cluster import Cluster
+    from unicron.sim.coordinator_host import CoordinatorHost
+    from unicron.sim.network import Connection
     from unicron.sim.worker_process import WorkerProcess
 
 LEFT = re.compile(r"saved at iteration (\d+)")
 WORKERS_PER_ROLE = 8  # of a task: holders, understudies, refills, and those that are ending
 TIMERS_MAX = 512
+INBOX_MAX = 20_000  # of a coordinator that stands still for seconds
 REPLAY_EVERY = 400  # steps of the coordinator between two full comparisons
 
 
@@ -127,6 +135,10 @@ class Checkers:
         self.tasks: dict[str, TaskChecks] = {}
         self.incidents: dict[str, Incident] = {}
         self._coordinator_steps = 0
+        self.term = 0
+        self.term_life: tuple[str, int] = ("", 0)  # whose term it is: (coordinator, its life)
+        self.admitted: set[str] = set()
+        self._obeyed: dict[tuple[str, int], int] = {}  # (node, incarnation) -> newest term
         self._facts: tuple[Any, ...] = ()
         self._targets: dict[str, int] = {}
 
@@ -155,7 +167,20 @@ class Checkers:
 
     # ------------------------------------------------------------ coordinator
 
-    def journaled(self, entry: Entry) -> None:
+    def journaled(self, entry: Entry, host: CoordinatorHost) -> None:
+        """It is durable; host: who wrote it."""
+        self.journaled_by(entry, host.life, host.machine)
+
+    def journaled_by(self, entry: Entry, life: tuple[str, int], machine: CoordinatorMachine) -> None:
+        if isinstance(entry, TermBegan):
+            if entry.term <= self.term:
+                self.world.violate(f"{life} begins term {entry.term}, {self.term_life} had term {self.term}")
+            self.term, self.term_life = entry.term, life
+            self.world.log("journal", f"term {entry.term} of {life[0]} begins")
+        elif life != self.term_life:
+            self.world.violate(f"{life} journals in term {self.term}, which is of {self.term_life}")
+        if isinstance(entry, TaskAdmitted):
+            self.admitted.add(entry.task)
         if isinstance(entry, EpochDecided):
             self.of(entry.plan.task).planned(entry.plan)
         elif isinstance(entry, TaskRestarted):
@@ -165,14 +190,13 @@ class Checkers:
             self.world.log("journal", f"{entry.task} waits: {entry.reason}")
             self.of(entry.task).left(entry.reason)
         elif isinstance(entry, AllocationDecided):
-            self._decided(entry.allocation)
+            self._decided(entry.allocation, machine.state)
         elif isinstance(entry, WorkersStarted):
-            self._started(entry)
+            self._started(entry, machine.state)
 
-    def _started(self, entry: WorkersStarted) -> None:
+    def _started(self, entry: WorkersStarted, state: State) -> None:
         """No slot twice: processes that hold or are to hold a role, and those told to end whose slot is given on. (One
         that is replaced in place dies beside its heir.)"""
-        state = self.world.coordinator.machine.state
         alive = {w.name for h in self.world.hosts.values() for w in h.workers.values() if w.alive}
         holders = [
             worker.name
@@ -187,14 +211,13 @@ class Checkers:
         if len(holders) > slots:
             self.world.violate(f"{holders} on the {slots} slots of {entry.node}")
 
-    def _decided(self, allocation: Allocation) -> None:
+    def _decided(self, allocation: Allocation, state: State) -> None:
         self.world.count("decision:table" if allocation.from_table else "decision:solved")
         self.world.log("journal", f"allocation {allocation.number}, {allocation.trigger}: {allocation.reason}")
         facts = (allocation.nodes, allocation.tasks)
         if facts == self._facts:
             self.world.violate(f"allocation {allocation.number} without anything new: {allocation.trigger}")
         self._facts = facts
-        state = self.world.coordinator.machine.state
         former, self._targets = self._targets, {name: len(roles) for name, roles in allocation.targets.items()}
         for name, count in self._targets.items():
             task = state.tasks[name]
@@ -235,20 +258,31 @@ class Checkers:
         if incident.outcome is Outcome.HEALED and incident.decide_ms is None and incident.epoch:
             self.world.violate(f"incident {incident.id} healed without a decision")
 
-    def sent(self, message: Any) -> None:
-        """Journal before send: nobody hears of an epoch that a crash could make us forget."""
+    def sent(self, message: Any, host: CoordinatorHost, line: Connection) -> None:
+        """Journal before send: nobody hears of an epoch that a crash could make us forget. And who was followed says
+        nothing more, unless nobody listens."""
+        if host.life != self.term_life and line.is_open:
+            self.world.violate(f"{host.life} sends after {self.term_life} began term {self.term}")
         if isinstance(message, PublishEpoch) and message.plan.epoch not in self.of(message.plan.task).plans:
             self.world.violate(f"epoch {message.plan.epoch} of {message.plan.task} was sent before it was durable")
 
-    def coordinator_stepped(self, machine: CoordinatorMachine) -> None:
-        self._coordinator_steps += 1
-        self._bounded(machine.state)
-        if self._coordinator_steps % REPLAY_EVERY == 0:
-            self.compare_replay(machine)
+    def obeyed(self, host: AgentHost, term: int, life: tuple[str, int], what: str) -> None:
+        """An agent took an order, or a welcome."""
+        who = (host.node, host.incarnation)
+        newest = self._obeyed.setdefault(who, term)
+        if term < newest:
+            self.world.violate(f"{host.node} obeys {what} of {life} in term {term} after term {newest}")
+        self._obeyed[who] = max(newest, term)
 
-    def _bounded(self, state: State) -> None:
+    def coordinator_stepped(self, host: CoordinatorHost) -> None:
+        self._coordinator_steps += 1
+        self._bounded(host)
+        if self._coordinator_steps % REPLAY_EVERY == 0 and host.is_newest:
+            self.compare_replay(host)
+
+    def _bounded(self, host: CoordinatorHost) -> None:
         """Queues and what explains the past; the bounds are the unplanted configuration's."""
-        host = self.world.coordinator
+        state = host.machine.state
         for task in state.tasks.values():
             if len(task.plans) > host.bounds.plans_kept_max:
                 self.world.violate(f"{len(task.plans)} plans of {task.name} are kept")
@@ -256,10 +290,12 @@ class Checkers:
                 self.world.violate(f"{len(task.reports)} reports, {len(task.workers)} workers of {task.name} are kept")
         if len(state.timers) > TIMERS_MAX or len(host.timers) > TIMERS_MAX:
             self.world.violate(f"{len(state.timers)} timers are kept")
+        if len(host.inbox) > INBOX_MAX:
+            self.world.violate(f"{len(host.inbox)} messages wait for {host.name}")
 
-    def compare_replay(self, machine: CoordinatorMachine) -> None:
-        twin = CoordinatorMachine(machine.config)
-        for data in self.world.coordinator.journal:
+    def compare_replay(self, host: CoordinatorHost) -> None:
+        machine, twin = host.machine, CoordinatorMachine(host.machine.config)
+        for data in host.journal:
             twin.step(on.Replayed(decode_entry(data)), 0.0)
         alive, replayed = facts(machine.state), facts(twin.state)
         for name, roles in alive.items():
@@ -269,10 +305,12 @@ class Checkers:
             differing = {k for k in alive if alive[k] != replayed[k]}
             self.world.violate(f"replay differs: {[(k, alive[k], replayed[k]) for k in sorted(differing)]}")
 
-    def replayed(self, machine: CoordinatorMachine) -> None:
+    def replayed(self, host: CoordinatorHost) -> None:
         """A coordinator that begins knows all that is durable."""
-        self.compare_replay(machine)
-        for task in machine.state.tasks.values():
+        self.compare_replay(host)
+        if host.machine.state.term != self.term:
+            self.world.violate(f"term {self.term} was journaled, replay knows {host.machine.state.term}")
+        for task in host.machine.state.tasks.values():
             epoch = self.of(task.name).epoch
             if task.epoch != epoch:
                 self.world.violate(f"epoch {epoch} of {task.name} was journaled, replay knows {task.epoch}")

@@ -1,17 +1,16 @@
-"""The simulated world: one coordinator, nodes, connections, one task or several; and a log that is its history."""
+"""The simulated world: one coordinator or several, nodes, connections, tasks; and a log that is its history."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
 from unicron.agent.events import CoordinatorConnected, CoordinatorDisconnected
 from unicron.agent.machine import AgentMachine
 from unicron.coordinator.deciding import facts_of, is_due
-from unicron.coordinator.events import AgentDisconnected, AgentProbed, TaskSubmitted
+from unicron.coordinator.events import AgentProbed, TaskSubmitted
 from unicron.coordinator.state import State, TaskState
 from unicron.coordinator.transitions import TERMINAL, NodePhase, TaskPhase
 from unicron.messages import Reply
@@ -19,7 +18,9 @@ from unicron.sim.agent_host import AgentHost
 from unicron.sim.checkers import Checkers
 from unicron.sim.clocks import Clock
 from unicron.sim.coordinator_host import CoordinatorHost
+from unicron.sim.etcd import Etcd, Line
 from unicron.sim.groups import Group, Store, Waiter
+from unicron.sim.leading import LEASE_MS, Leading
 from unicron.sim.network import Connection, Link
 from unicron.sim.options import TASK, Options, TaskOptions
 from unicron.sim.scheduler import Scheduler, Streams
@@ -41,15 +42,34 @@ class Cluster:
         self.coverage: set[tuple[Any, ...]] = set()  # what was seen: (machine, phase, event), (machine, from, to)
         self._phases: dict[tuple[str, str], Any] = {}
         self._clocks: Counter[str] = Counter()
-        self.links: dict[str, Link] = {}
+        self.links: dict[tuple[str, str], Link] = {}
         self._digest = hashlib.sha256()
         self.checkers = Checkers(self)
-        self.coordinator = CoordinatorHost(self)
+        self.etcd = Etcd(self, LEASE_MS)
+        self.coordinators = self._make_coordinators()
+        self._decider = self.coordinators[0]
         self.hosts: dict[str, AgentHost] = {}
+        self.ghosts: list[AgentHost] = []  # older lives of nodes that stood still while newer ones began
         self.partitioned: dict[str, float] = {}  # node -> until
         self.parts: dict[tuple[str, int, int], set[Rank]] = {}  # (task, epoch, iteration) -> whose part is saved
         self._groups: dict[tuple[str, tuple[Rank, ...]], Group] = {}
         self._rng = self.streams("network")
+
+    def _make_coordinators(self) -> list[CoordinatorHost]:
+        if self.options.coordinators == 1:
+            return [CoordinatorHost(self)]
+        hosts = [CoordinatorHost(self, f"c{number}") for number in range(self.options.coordinators)]
+        for host in hosts:
+            host.leading = Leading(host, self.etcd, Line(self, host.name, self.options.delay_ms))
+        return hosts
+
+    @property
+    def coordinator(self) -> CoordinatorHost:
+        """Who decides: of several that believe so the one of the newest term; else who did last."""
+        deciding = [c for c in self.coordinators if c.alive and c.machine.state.is_started]
+        if deciding:
+            self._decider = max(deciding, key=lambda c: c.machine.state.term)
+        return self._decider
 
     # ------------------------------------------------------------ history
 
@@ -95,7 +115,8 @@ class Cluster:
     # ------------------------------------------------------------ start
 
     def start(self) -> None:
-        self.coordinator.start()
+        for coordinator in self.coordinators:
+            coordinator.begin()
         for index in range(self.options.num_nodes):
             self.start_node(f"n{index}", 1)
         for task in self.options.tasks:
@@ -103,9 +124,9 @@ class Cluster:
 
     def _submit(self, task: TaskOptions) -> None:
         request = f"submit {task.name}"
-        if self.coordinator.alive and task.name in self.coordinator.machine.state.tasks:
-            return  # it was admitted, and the coordinator crashed before it could say so
-        if self.coordinator.alive:
+        if task.name in self.checkers.admitted:
+            return  # and the coordinator crashed, perhaps, before it could say so
+        if self.coordinator.is_ready:
             self.coordinator.feed(TaskSubmitted(request, task.job(self.options.stopped_grace_ms)))
         answer = self.answers.get(request)
         if answer is None or not answer.ok:  # its nodes have not all said hello, or nobody listens
@@ -127,32 +148,45 @@ class Cluster:
         if host.frozen is not None:
             host.frozen.append(lambda: self._connect_later(host, 1.0))
             return
-        if not self.coordinator.alive or self.is_partitioned(host.node):
+        heard_by = [c for c in self.coordinators if c.alive and not c.frozen and not self.is_partitioned(host.node, c)]
+        if not heard_by:
             self._connect_later(host, self._rng.uniform(20.0, 80.0))
             return
         options = self.options
-        host.connection = Connection(self.scheduler, self._rng, self.link(host.node), options.delay_ms, options.twice)
+        peer = heard_by[0] if len(heard_by) == 1 else self._rng.choice(heard_by)
+        link = self.link(host.node, peer)
+        host.connection = Connection(
+            self.scheduler, self._rng, link, options.delay_ms, options.twice, host, peer
+        )  # fmt: skip
         host.feed(CoordinatorConnected())
 
-    def watch(self, node: str) -> None:
+    def watch(self, host: AgentHost) -> None:
         """The transport's own heartbeats: a connection that carries nothing one way for so long is ended, unless only
         the agent's loop stands still: its transport answers."""
-        host = self.hosts[node]
         suspected = host.connection
+        if suspected is None:
+            return
+        life = suspected.peer.life
 
         def look() -> None:
-            is_silent = self.link(node).is_blocked(self.scheduler.now_ms) or host.is_paused
-            if is_silent and host.alive and suspected is not None and host.connection is suspected:
-                self.disconnect(node)
+            is_frozen = suspected.peer.frozen and suspected.peer.life == life
+            is_silent = suspected.link.is_blocked(self.scheduler.now_ms) or host.is_paused or is_frozen
+            if is_silent and host.alive and host.connection is suspected:
+                self.disconnect(host)
 
         self.scheduler.after(self._rng.uniform(*TRANSPORT_SILENCE_MS), look)
 
-    def is_partitioned(self, node: str) -> bool:
-        now_ms = self.scheduler.now_ms
-        return self.partitioned.get(node, -1.0) > now_ms or self.link(node).is_blocked(now_ms)
+    def watch_coordinator(self, coordinator: CoordinatorHost) -> None:
+        for host in self.agents():
+            if host.connection is not None and host.connection.peer is coordinator:
+                self.watch(host)
 
-    def link(self, node: str) -> Link:
-        return self.links.setdefault(node, Link())
+    def is_partitioned(self, node: str, coordinator: CoordinatorHost) -> bool:
+        now_ms = self.scheduler.now_ms
+        return self.partitioned.get(node, -1.0) > now_ms or self.link(node, coordinator).is_blocked(now_ms)
+
+    def link(self, node: str, coordinator: CoordinatorHost) -> Link:
+        return self.links.setdefault((node, coordinator.name), Link())
 
     def new_clock(self, whose: str) -> Clock:
         """Of one life of a daemon: it begins anywhere."""
@@ -161,51 +195,59 @@ class Cluster:
         drift = self.options.drift
         return Clock(self.scheduler, rng.uniform(0.0, 1e7), 1.0 + rng.uniform(-drift, drift))
 
-    def disconnect(self, node: str) -> None:
+    def disconnect(self, host: AgentHost) -> None:
         """The connection ends; both ends learn of it, each in its own time."""
-        host = self.hosts[node]
-        if host.connection is None:
-            return
         ended = host.connection
+        if ended is None:
+            return
         ended.end()
+        self._agent_learns(host, ended, 20.0)
+        self._tell_ended(host.node, ended, 20.0)
 
-        def agent_learns() -> None:
+    def _agent_learns(self, host: AgentHost, ended: Connection, within_ms: float) -> None:
+        def learn() -> None:
             if host.connection is ended:
+                ended.end()
                 host.connection = None
                 host.feed(CoordinatorDisconnected())
                 self._connect_later(host, self._rng.uniform(1.0, 60.0))
 
-        self.scheduler.after(self._rng.uniform(0.2, 20.0), lambda: host.gate(agent_learns))
-        self.scheduler.after(self._rng.uniform(0.2, 20.0), lambda: self._tell_ended(host, ended))
+        self.scheduler.after(self._rng.uniform(0.2, within_ms), lambda: host.gate(learn))
 
-    def _tell_ended(self, host: AgentHost, ended: Connection) -> None:
-        """Not when a newer connection of the node is there already: the transport knows them apart."""
-        now = self.hosts[host.node].connection
-        if now is None or now is ended:
-            self.coordinator.feed(AgentDisconnected(host.node))
+    def _tell_ended(self, node: str, ended: Connection, within_ms: float) -> None:
+        delay_ms = self._rng.uniform(0.2, within_ms)
+        self.scheduler.after(delay_ms, lambda: ended.peer.line_ended(node, ended))
 
-    def coordinator_died(self) -> None:
-        for host in self.hosts.values():
+    def coordinator_ended(self, coordinator: CoordinatorHost) -> None:
+        """It listens no more."""
+        for host in self.agents():
             ended = host.connection
-            if ended is not None:
-                ended.end()
-                host.connection = None
-                self.scheduler.after(self._rng.uniform(0.2, 5.0), self._learner(host))
+            if ended is not None and ended.peer is coordinator:
+                ended.end_at_peer()
+                self._agent_learns(host, ended, 5.0)
 
-    def _learner(self, host: AgentHost) -> Callable[[], None]:
-        def learn() -> None:
+    def leave(self, host: AgentHost) -> None:
+        """The agent ends its line, and calls all coordinators again."""
+        ended = host.connection
+        if ended is not None:
+            ended.end()
+            host.connection = None
+            self._tell_ended(host.node, ended, 20.0)
             host.feed(CoordinatorDisconnected())
             self._connect_later(host, self._rng.uniform(1.0, 60.0))
 
-        return learn
+    def probe(self, coordinator: CoordinatorHost, node: str) -> None:
+        host, life = self.hosts[node], coordinator.life
 
-    def probe(self, node: str) -> None:
-        if self.is_partitioned(node) or self.hosts[node].is_paused:
-            self.scheduler.after(200.0, lambda: self.coordinator.feed(AgentProbed(node, "unknown")))
+        def answer(what: Literal["alive", "gone", "unknown"]) -> None:
+            if coordinator.life == life:
+                coordinator.feed(AgentProbed(node, what))
+
+        if self.is_partitioned(node, coordinator) or host.is_paused:
+            self.scheduler.after(200.0, lambda: answer("unknown"))
             return
-        answer: Literal["alive", "gone"] = "alive" if self.hosts[node].alive else "gone"
-        delay_ms = self._rng.uniform(0.3, 2.0)
-        self.scheduler.after(delay_ms, lambda: self.coordinator.feed(AgentProbed(node, answer)))
+        found: Literal["alive", "gone"] = "alive" if host.alive else "gone"
+        self.scheduler.after(self._rng.uniform(0.3, 2.0), lambda: answer(found))
 
     def store_at(self, endpoint: str) -> Store:
         node = endpoint.removeprefix("tcp://").partition(":")[0]
@@ -229,10 +271,34 @@ class Cluster:
         if host.connection is not None:
             ended, host.connection = host.connection, None
             ended.end()
-            delay_ms = self._rng.uniform(0.3, 5.0)
-            self.scheduler.after(delay_ms, lambda: self._tell_ended(host, ended))
+            self._tell_ended(node, ended, 5.0)
         incarnation = host.incarnation + 1
         self.scheduler.after(back_ms, lambda: self.start_node(node, incarnation))
+
+    def replace_node(self, node: str, thawed_ms: float, ends_ms: float) -> None:
+        """Its machine stands still, and is started anew elsewhere; then the old one goes on, in its old life, until
+        somebody ends it."""
+        old = self.hosts[node]
+        old.freeze(whole=True)
+        for worker in old.workers.values():
+            worker.faults.append("freeze")
+        self.watch(old)
+        self.ghosts.append(old)
+        old.end_store()
+        self.start_node(node, old.incarnation + 1)
+        self.scheduler.after(thawed_ms, old.thaw)
+        self.scheduler.after(thawed_ms + ends_ms, lambda: self._end_ghost(old))
+
+    def _end_ghost(self, ghost: AgentHost) -> None:
+        self.log(ghost.node, f"incarnation {ghost.incarnation} is ended")
+        ghost.die()
+        if ghost.connection is not None:
+            ended, ghost.connection = ghost.connection, None
+            ended.end()
+            self._tell_ended(ghost.node, ended, 5.0)
+
+    def agents(self) -> list[AgentHost]:
+        return [*self.hosts.values(), *(g for g in self.ghosts if g.alive)]
 
     # ------------------------------------------------------------ views
 

@@ -52,6 +52,7 @@ class Options:
 
     seed: int
     tasks: tuple[TaskOptions, ...] = (TaskOptions(),)
+    coordinators: int = 1  # several: they wait for each other, with their journal in etcd
     num_nodes: int = 1
     slots: int = 1
     num_wishes: int = 0  # what people ask for meanwhile: drain, suspend, resume, cancel

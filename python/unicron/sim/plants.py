@@ -45,6 +45,22 @@ PLANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "forget-epoch": ("plans that replace a worker are not journaled", ("was sent before",)),
     "send-first": ("what a step decided is sent before it is journaled", ("was sent before",)),
     "no-sync": ("now and then nothing is synced", ("was sent before", "was journaled, replay knows", "replay differs")),
+    "read-torn": (
+        "what a crash left of a transaction is read without a look at its checksums (disk.py)",
+        ("cannot be read", "replay knows", "replay differs", "coordinator: "),
+    ),
+    "no-lease": (
+        "a leader goes on whether its lease ran out or not, and its agents stay with it (leading.py)",
+        ("sends after", "journals in term", "no progress"),
+    ),
+    "no-fence": (
+        "the journal in etcd takes what anybody writes who led once (leading.py)",
+        ("journals in term", "begins term", "replay differs", "replay knows"),
+    ),
+    "old-line": (
+        "an older life of a node that says hello gets the node's line (coordinator_host.py)",
+        ("no progress", "nobody advanced"),
+    ),
     "drop-newest": ("a restart does not read the newest entry", ("was journaled, replay knows", "replay differs")),
     "deaf-reconnect": ("an agent that reconnects is not told the epoch it missed", ("nobody advanced", "no progress")),
     "wrong-row": ("the table of plans is read one row off", ("solved again",)),
@@ -69,10 +85,12 @@ def coordinator_config(plant: str, config: CoordinatorConfig) -> CoordinatorConf
     return msgspec.structs.replace(config, plans_kept_max=1 << 30) if plant == "keep-all" else config
 
 
-def ordered(plant: str, actions: Sequence[ask.Action]) -> Sequence[ask.Action]:
+def ordered(plant: str, actions: Sequence[ask.Action]) -> tuple[Sequence[ask.Action], Sequence[ask.Action]]:
+    """Those carried out before anything is journaled, and those after it."""
     if plant != "send-first":
-        return actions
-    return sorted(actions, key=lambda action: not isinstance(action, ask.SendAgent))
+        return (), actions
+    sent = [action for action in actions if isinstance(action, ask.SendAgent)]
+    return sent, [action for action in actions if not isinstance(action, ask.SendAgent)]
 
 
 def is_unsynced(plant: str, rng: random.Random) -> bool:

@@ -1,7 +1,7 @@
 """What a swarm has run: ranges of seeds with their sums, kept in a file, so that a long run can go on where it stopped.
 
-A record is of one state of the code: sums of different histories under the same seed must not be added, so the file
-says which sources it was made from, and another state begins anew.
+Sums are of one state of the code: different histories under the same seed must not be added, so the file says which
+sources it was made from, and another state begins anew; of the states before it one line each is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from unicron.coordinator.transitions import NODE_TRANSITIONS, TASK_TRANSITIONS
 from unicron.healing.machine import Phase
 from unicron.sim.run import Result
 
-PARTS = ("sim", "coordinator", "agent", "healing", "planner")
+PARTS = ("types.py", "messages.py", "sim", "coordinator", "agent", "healing", "planner")
+NO_PART = ("__main__.py", "record.py")  # of the histories
+KEPT_OF_EARLIER = ("sources", "seeds", "events", "virtual_hours", "cpu_hours", "iterations", "failed")
 TABLES: dict[str, Any] = {"task": TASK_TRANSITIONS, "node": NODE_TRANSITIONS, "worker": WORKER}
 
 
@@ -29,7 +31,8 @@ def sources() -> str:
     root = Path(found.origin).parent
     digest = hashlib.sha256()
     for part in PARTS:
-        for path in sorted((root / part).glob("**/*.py")):
+        files = [root / part] if part.endswith(".py") else sorted((root / part).glob("**/*.py"))
+        for path in (path for path in files if path.name not in NO_PART):
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -46,12 +49,14 @@ class Record:
         self.path = path
         self.data: dict[str, Any] = {
             "sources": sources(), "ranges": [], "seeds": 0, "failed": [], "events": 0, "virtual_hours": 0.0,
-            "cpu_hours": 0.0, "iterations": 0, "outcomes": {}, "counts": {}, "changes": {}, "pairs": {},
+            "cpu_hours": 0.0, "iterations": 0, "outcomes": {}, "counts": {}, "changes": {}, "pairs": {}, "earlier": [],
         }  # fmt: skip
         if path is not None and path.exists():
             kept = json.loads(path.read_text())
             if kept.get("sources") == self.data["sources"]:
                 self.data = kept
+            elif kept.get("seeds"):
+                self.data["earlier"] = [*kept.get("earlier", ()), {name: kept[name] for name in KEPT_OF_EARLIER}]
 
     def todo(self, first: int, last: int) -> list[int]:
         """Seeds of first ... last that were not run yet."""

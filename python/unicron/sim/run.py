@@ -22,6 +22,11 @@ from unicron.types import Layout
 
 LAYOUTS = ((1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 1, 3), (1, 1, 2), (2, 1, 1), (1, 1, 3))
 LIVENESS_MS = 30_000.0
+LEADERS = ("no-lease", "no-fence")  # plants that need several coordinators
+NEEDED = {  # kinds of faults that a plant cannot show without
+    "no-lease": ("cut_etcd",), "no-fence": ("cut_etcd",),
+    "read-torn": ("crash_writing",), "old-line": ("replace_node",), "no-confirm": ("kill_in",),
+}  # fmt: skip
 SEVERAL_TASKS = ("wrong-row", "save-without-parts")  # plants that need decisions between tasks
 PROGRESS = 8  # iterations after being whole again
 
@@ -58,11 +63,18 @@ def options_of(seed: int, plant: str = "") -> Options:
 def _disturbed(options: Options) -> Options:
     """Which faults, how often, and whether clocks drift: a part of every history's seed."""
     rng = random.Random(f"{options.seed}/disturbed")
-    options.weights = drawn_weights(rng)
+    if options.plant in LEADERS or (not options.plant and options.seed % 5 == 4):
+        options.coordinators = 2 if rng.random() < 0.8 else 3
+        options.num_faults += rng.randint(1, 4)
+        options.faults_ms = max(options.faults_ms, 4_000.0) * 1.5
+    options.weights = drawn_weights(rng, options.coordinators)
+    options.weights.update(dict.fromkeys(NEEDED.get(options.plant, ()), 30.0))
     if options.plant == "keep-all":
         options.num_faults = 14
     if rng.random() < 0.5:
         options.killed_in = tuple(rng.sample(ACTIONS, rng.randint(1, 3)))
+    if options.plant == "no-confirm":
+        options.killed_in = ("Commit",)
     options.drift = rng.choice((0.0, 0.0, 1e-4, 0.02))
     return options
 
@@ -101,13 +113,13 @@ def run_seed(seed: int, plant: str = "", options: Options | None = None) -> Resu
     if options.num_wishes:
         schedule_wishes(world)
         end_ms = max(end_ms, 1_500.0 + 2 * options.faults_ms)
-    world.coordinator.crash_rate = 0.0
+    _set_crash_rate(world, 0.0)
     world.scheduler.at(1_500.0, lambda: _set_crash_rate(world, options.crash_rate))
     world.scheduler.run_until(end_ms, lambda: bool(world.violations))
     _set_crash_rate(world, 0.0)
     outcome, cause = _demand_progress(world)
-    if not world.violations and world.coordinator.alive:
-        world.checkers.compare_replay(world.coordinator.machine)
+    if not world.violations and world.coordinator.is_ready and world.coordinator.is_newest:
+        world.checkers.compare_replay(world.coordinator)
     if world.counts["rescue"] and not world.counts["fault:deadlock"] and not world.violations:
         world.violate("nobody advanced until a bound ran out: only that ended a hang")
     layout = options.layout
@@ -120,7 +132,8 @@ def run_seed(seed: int, plant: str = "", options: Options | None = None) -> Resu
 
 
 def _set_crash_rate(world: Cluster, rate: float) -> None:
-    world.coordinator.crash_rate = rate
+    for coordinator in world.coordinators:
+        coordinator.crash_rate = rate
 
 
 def _demand_progress(world: Cluster) -> tuple[str, str]:

@@ -49,7 +49,7 @@ class WorkerTraining(WorkerProcess):
             self._compute_next(action, index + 1)
 
         tag = ("forward", action.iteration, micro_batch)
-        self._loop(self.rng.uniform(4.0, 8.0), lambda: self._within(self.inside, tag, None, added))
+        self._loop(self.rng.uniform(10.0, 20.0), lambda: self._within(self.inside, tag, None, added))
 
     def _computed(self, action: do.Compute) -> None:
         first = self._reduced_before if action.extra else 0

@@ -14,9 +14,11 @@ from unicron.simulate.history import History, Kind, history_of
 from unicron.simulate.parameters import PARAMETERS
 from unicron.simulate.policies import POLICIES
 from unicron.simulate.policies.fixed import EXPECTED_S, SWITCH_GPUS, UNEXPECTED_S
+from unicron.simulate.report import cell
 from unicron.simulate.scenario import Failures, Scenario, ScenarioTask, Width, play, simulate, tasks_from
 
 SEEDS = 12
+SHOWN = 3  # rows of a verdict
 DAY_S = 86_400.0
 
 
@@ -28,6 +30,23 @@ class Table(msgspec.Struct, frozen=True):
     assumed: tuple[str, ...]
     moves: tuple[str, ...]  # how far the result moves with an assumption
     notes: tuple[str, ...]
+    ahead: tuple[str, ...]  # whether unicron is, of every rival in every row; where not, by how much and why
+
+
+def verdict(found: dict[str, dict[str, tuple[float, float]]], *, less_is_better: bool, why: str) -> tuple[str, ...]:
+    """Place -> rival -> (ours, theirs); why: of what is not ahead. One line for each rival that is ahead somewhere."""
+    behind: dict[str, list[str]] = {}
+    for place, rivals in found.items():
+        for rival, (ours, theirs) in rivals.items():
+            if (ours > theirs) if less_is_better else (ours < theirs):
+                behind.setdefault(rival, []).append(f"{place} ({cell(ours)} against {cell(theirs)})")
+    if not behind:
+        return ("unicron is ahead of every other policy in every row",)
+    lines = []
+    for rival, places in behind.items():
+        more = f" and {len(places) - SHOWN} more of {len(found)} rows" if len(places) > SHOWN else ""
+        lines.append(f"unicron is not ahead of {rival} at {', '.join(places[:SHOWN])}{more}: {why}")
+    return tuple(lines)
 
 
 # ---------------------------------------------------------------- accumulated WAF (Unicron)
@@ -117,6 +136,8 @@ def accumulated_waf(which: str) -> Table:
         ),
         moves=tuple(moves),
         notes=(SLOW_NOTE,),
+        ahead=verdict({which: {rival: (of[1], 1.0) for rival, of in mine.items()}}, less_is_better=False,
+                      why="the seconds of a change cost it more than a smaller width costs the other"),
     )  # fmt: skip
 
 
@@ -126,6 +147,8 @@ def _spread(of: tuple[float, float, float]) -> str:
 
 # ---------------------------------------------------------------- downtime and moves (TrainMover)
 
+EXPECTED = "TrainMover expected, published (and the model's input)"
+UNEXPECTED = "TrainMover unexpected, published (input)"
 RESTART_PUBLISHED = {32: "~80", 128: "~190", 256: "~230", 512: "~260", 1024: "~300"}
 ETTR_TRAINMOVER = {32: "0.99", 128: "0.98", 256: "0.98", 512: "0.98", 1024: "0.97"}
 ETTR_MEGATRON = {32: "0.68", 128: "0.50", 256: "0.49", 512: "0.44", 1024: "0.42"}
@@ -154,14 +177,22 @@ def downtime() -> Table:
     for gpus, expected, unexpected in zip(SWITCH_GPUS, EXPECTED_S, UNEXPECTED_S, strict=True):
         rows.append({
             "GPUs": gpus,
-            "TrainMover expected, published (and the model's input)": expected,
+            EXPECTED: expected,
             "unicron expected, modelled": downtime_s("unicron", gpus, Kind.MOVE),
-            "TrainMover unexpected, published (input)": unexpected,
+            UNEXPECTED: unexpected,
             "unicron unexpected with a standby, modelled": downtime_s("unicron-standby", gpus, Kind.NODE),
             "unicron unexpected, shrinking, modelled": downtime_s("unicron", gpus, Kind.NODE),
             "Megatron restart, published (input)": RESTART_PUBLISHED[gpus],
             "Megatron restart, modelled": downtime_s("megatron", gpus, Kind.NODE, no_wait),
         })  # fmt: skip
+    ahead = {
+        f"{row['GPUs']} GPUs": {
+            "TrainMover, expected": (_of(row, "unicron expected, modelled"), _of(row, EXPECTED)),
+            "TrainMover, unexpected": (_of(row, "unicron unexpected with a standby, modelled"), _of(row, UNEXPECTED)),
+            "Megatron": (_of(row, "unicron unexpected, shrinking, modelled"), _of(row, "Megatron restart, modelled")),
+        }
+        for row in rows
+    }
     moves = []
     for name in ("unicron.group_per_rank_s", "unicron.adopt_scale"):
         row = PARAMETERS[name]
@@ -175,21 +206,29 @@ def downtime() -> Table:
                  "unicron: times of two GPUs by the laws of simulate/laws.py"),
         moves=tuple(moves),
         notes=("unicron has been measured on two GPUs and TrainMover on 1,024: these columns are not a race",),
+        ahead=verdict(ahead, less_is_better=True, why=REGROUP_WHY),
     )  # fmt: skip
+
+
+def _of(row: dict[str, object], column: str) -> float:
+    return float(str(row[column]))
 
 
 def moves() -> Table:
     """ETTR with a planned move of one machine every ten minutes, detection and rescheduling excluded."""
     hours, every_s = 10.0, 600.0
     at_s = tuple(every_s * number for number in range(1, int(hours * 3600 / every_s)))
-    rows = []
+    rows, ahead = [], {}
+
+    def ettr(policy: str, gpus: int, **assume: float) -> float:
+        scenario, history = _one_job(gpus, 0, Kind.MOVE, at_s, hours)
+        assume = {"common.infrastructure_s": 0.0, "common.checkpoint_stall_s": 0.0, **assume}
+        return play(scenario, history, tasks_from(scenario, scenario.nodes), policy, assume).ettr
+
     for gpus in SWITCH_GPUS:
-        found = {}
-        for policy in ("trainmover", "megatron", "unicron"):
-            scenario, history = _one_job(gpus, 0, Kind.MOVE, at_s, hours)
-            assume = {"common.infrastructure_s": 0.0, "common.checkpoint_stall_s": 0.0}
-            outcome = play(scenario, history, tasks_from(scenario, scenario.nodes), policy, assume)
-            found[policy] = outcome.ettr
+        found = {policy: ettr(policy, gpus) for policy in ("trainmover", "megatron", "unicron")}
+        rivals = {"TrainMover": "trainmover", "Megatron": "megatron"}
+        ahead[f"{gpus} GPUs"] = {name: (found["unicron"], found[policy]) for name, policy in rivals.items()}
         rows.append({
             "GPUs": gpus, "TrainMover, published": ETTR_TRAINMOVER[gpus], "TrainMover, modelled": found["trainmover"],
             "Megatron, published": ETTR_MEGATRON[gpus], "Megatron, modelled": found["megatron"],
@@ -200,10 +239,24 @@ def moves() -> Table:
         "moves", "ETTR under a planned move every 10 minutes", tuple(rows[0]), tuple(rows),
         assumed=("a planned move loses no work for anybody; Megatron saves and restarts, without rescheduling",
                  "downtimes as in the table `downtime`"),
-        moves=(f"with 2 minutes of rescheduling Megatron's would be {1 - (300 + 120) / every_s:.2f} at 1,024 GPUs",),
+        moves=tuple(
+            f"{name} {low:g} ... {high:g}: {policy}'s at 1,024 GPUs {ettr(policy, 1024, **{name: low}):.4f} ... "
+            f"{ettr(policy, 1024, **{name: high}):.4f}"
+            for policy, name, low, high in (
+                ("megatron", "common.infrastructure_s", 0.0, 120.0),
+                ("trainmover", "trainmover.scale", 0.5, 2.0),
+                ("unicron", "unicron.group_per_rank_s", *_range("unicron.group_per_rank_s")),
+                ("unicron", "unicron.adopt_scale", *_range("unicron.adopt_scale")),
+            )
+        ),
         notes=("Megatron's published ETTR means longer moves than the paper's own table of restarts, at every scale",
                "the paper also says 'no more than 0.1 % loss' at 32 GPUs, which its 0.99 contradicts"),
+        ahead=verdict(ahead, less_is_better=False, why=REGROUP_WHY),
     )  # fmt: skip
+
+
+def _range(name: str) -> tuple[float, float]:
+    return PARAMETERS[name].low, PARAMETERS[name].high
 
 
 # ---------------------------------------------------------------- GPU-hours per week (TrainMover)
@@ -211,9 +264,9 @@ def moves() -> Table:
 MTTF_H = {1024: 7.9, 8192: 3.0, 16384: 1.8, 32768: 0.9, 65536: 0.450, 131072: 0.233}
 PLANNED_SHARE = 1 / 8.9  # expected : unexpected
 STANDBY_GPUS = 8
-BEHIND_NOTE = (
-    "unicron is not ahead from 16K GPUs on: the law adds a constant for every rank that regroups, where TrainMover's "
-    "downtime is taken as flat from 1,024 GPUs; neither was ever measured there"
+REGROUP_WHY = (
+    "the law adds a constant for every rank that regroups, where TrainMover's downtime is taken as flat from 1,024 "
+    "GPUs; neither was ever measured there"
 )
 
 
@@ -233,10 +286,9 @@ def gpu_hours() -> Table:
         "Oobleck": (57.0, 157.0, 0),
         "Megatron": (300.0, 300.0, 0),
     }
-    rows = []
+    rows, ahead = [], {}
     for gpus in MTTF_H:
-        scale = min(gpus, 65_536)  # the performance model's own bound on nodes
-        ours = (downtime_s("unicron-standby", scale, Kind.NODE), downtime_s("unicron", scale, Kind.MOVE), 1)
+        ours = _ours(gpus)
         for infrastructure_s in (0.0, 120.0):
             row: dict[str, object] = {"GPUs": gpus, "infrastructure s": infrastructure_s}
             for name, system in {**systems, "unicron, standby": ours}.items():
@@ -245,6 +297,8 @@ def gpu_hours() -> Table:
                          for name, standbys in (("standby", 1), ("none", 0)))  # fmt: skip
             row["standby against none %"] = (one / none - 1) * 100
             rows.append(row)
+            place = f"{gpus // 1024}K GPUs, infrastructure {infrastructure_s:.0f} s"
+            ahead[place] = {name: (_of(row, "unicron, standby (k)"), _of(row, f"{name} (k)")) for name in systems}
     without, with_it = (-float(str(row["standby against none %"])) for row in rows if row["GPUs"] == 65_536)
     said = (
         f"at 64K the standby saves {without:.0f} % without the 2-minute term and {with_it:.0f} % with it: the "
@@ -257,10 +311,31 @@ def gpu_hours() -> Table:
         assumed=("mean time to failure per scale as Meta's, 128K and 64K as the paper's ETTR losses imply",
                  "expected : unexpected = 1 : 8.9; constant downtime per system; one standby machine is waste",
                  f"TrainMover without a standby {none_s:g} s and Parcae 173 s: implied by the paper's own percentages"),
-        moves=(said,),
-        notes=("downtime alone is counted: no detection, no work done again, no checkpoint overhead", BEHIND_NOTE,
+        moves=(said, *_moved_hours()),
+        notes=("downtime alone is counted: no detection, no work done again, no checkpoint overhead",
                "unicron: GPT-3 175B from 2,048 GPUs on; above 65,536 GPUs as at 65,536"),
+        ahead=verdict(ahead, less_is_better=True, why=REGROUP_WHY + "; at 1K the standby itself is most of the waste"),
     )  # fmt: skip
+
+
+def _ours(gpus: int, assume: dict[str, float] | None = None) -> tuple[float, float, int]:
+    """Seconds of a failure with a standby, of a planned move; standbys."""
+    scale = min(gpus, 65_536)  # the performance model's own bound on nodes
+    return downtime_s("unicron-standby", scale, Kind.NODE, assume), downtime_s("unicron", scale, Kind.MOVE, assume), 1
+
+
+def _moved_hours() -> list[str]:
+    """unicron's own, at both ends of what its law assumes, and with failures half and twice as often."""
+    lines = []
+    for name in ("unicron.group_per_rank_s", "unicron.adopt_scale"):
+        ends = []
+        for value in _range(name):
+            one, move, standbys = _ours(65_536, {name: value})
+            ends.append(wasted(65_536, one, move, 0.0, standbys) / 1000)
+        low, high = _range(name)
+        lines.append(f"{name} {low:g} ... {high:g}: at 64K and 0 s unicron's {ends[0]:.0f} ... {ends[1]:.0f} k")
+    lines.append("failures twice as often double every column but for the standby, half as often halve it")
+    return lines
 
 
 TABLES: dict[str, Callable[[], Table]] = {
