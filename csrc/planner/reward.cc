@@ -13,9 +13,11 @@ namespace {
 
 constexpr int kMantissaBits = 52;  // one below a double's 53, so that a sum that meets its bound is still exact
 
-void require(bool is_true, const std::string& message) {
+void require(bool is_true, const char* message) {
   if (!is_true) throw Error(ErrorCode::kInvalidArgument, message);
 }
+
+void require(bool is_true, const std::string& message) { require(is_true, message.c_str()); }
 
 bool is_duration(double seconds) { return std::isfinite(seconds) && seconds >= 0; }
 
@@ -35,6 +37,13 @@ void check_task(const Task& task, size_t index, double transition_s_max) {
   require(std::all_of(task.transition_s.begin(), task.transition_s.end(),
                       [=](double seconds) { return is_duration(seconds) && seconds <= transition_s_max; }),
           who + "transition_s must lie between 0 and transition_s_max");
+}
+
+// std::nearbyint without the call: beyond 2^52 a double has no fraction. Exact for magnitudes up to 2^51, which holds for
+// quanta because a key, at least twice as large, stays below 2^52.
+double nearest(double value) {
+  constexpr double kNoFraction = 6755399441055744.0;  // 1.5 * 2^52
+  return (value + kNoFraction) - kNoFraction;
 }
 
 double power_of_two_above(double value) { return std::exp2(std::ceil(std::log2(value))); }
@@ -85,10 +94,11 @@ void Problem::check(const Alternative& alternative) const {
     if (changed.is_absent) continue;
     const Task& task = tasks_[static_cast<size_t>(changed.task)];
     require(changed.transition_s.size() == task.counts.size(), "an override has one transition per count");
-    for (const double seconds : changed.transition_s) {
-      require(seconds >= 0 && (seconds <= transition_s_max_ || std::isinf(seconds)),
-              "transition_s must lie between 0 and transition_s_max, or be infinite");
-    }
+    require(std::all_of(changed.transition_s.begin(), changed.transition_s.end(),
+                        [this](double seconds) {
+                          return seconds >= 0 && (seconds <= transition_s_max_ || std::isinf(seconds));
+                        }),
+            "transition_s must lie between 0 and transition_s_max, or be infinite");
   }
 }
 
@@ -96,9 +106,15 @@ double Problem::running_s(const Alternative& alternative) const {
   return alternative.running_s < 0 ? running_s_[static_cast<size_t>(alternative.pool)] : alternative.running_s;
 }
 
-Scale Problem::scale(int32_t pool, double running_s) const {
+int32_t Problem::count_max(size_t index, int32_t pool) const {
+  const std::vector<int32_t>& counts = tasks_[index].counts;
+  const auto above = std::upper_bound(counts.begin(), counts.end(), pool);
+  return above == counts.begin() ? 0 : *(above - 1);
+}
+
+Scale Problem::scale(double running_s) const {
   // A plan moves at most what is in use now and what it gives out.
-  const double moves_base = power_of_two_above(static_cast<double>(num_current_ + pool + 1));
+  const double moves_base = power_of_two_above(static_cast<double>(num_current_ + pool_max() + 1));
   const double bound = flops_bound_ * running_s + transition_bound_;
   // Each of the m roundings adds at most half a quantum to a sum.
   const double room = std::exp2(kMantissaBits) / moves_base - static_cast<double>(num_tasks()) - 2;
@@ -112,14 +128,18 @@ Row Problem::make_row(size_t index, int32_t pool, const Scale& scale, const Seco
   row.current = task.current;
   row.counts.reserve(task.counts.size());
   row.keys.reserve(task.counts.size());
+  const double quanta_per_flop = 1 / scale.quantum_flop;  // a power of two, so exact
+  double best = kNever;
   for (size_t choice = 0; choice < task.counts.size() && task.counts[choice] <= pool; ++choice) {
     const double transition_s = seconds(choice);
     if (std::isinf(transition_s)) continue;
     const double reward_flop = task.flops[choice] * scale.running_s - task.current_flops * transition_s;
     const int32_t count = task.counts[choice];
+    const double key = nearest(reward_flop * quanta_per_flop) * scale.moves_base - std::abs(count - task.current);
+    if (key <= best) continue;
+    best = key;
     row.counts.push_back(count);
-    row.keys.push_back(std::nearbyint(reward_flop / scale.quantum_flop) * scale.moves_base -
-                       std::abs(count - task.current));
+    row.keys.push_back(key);
   }
   return row;
 }

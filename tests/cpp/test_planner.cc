@@ -75,6 +75,15 @@ std::vector<Alternative> random_event(Random& random, const Problem& problem) {
   return alternatives;
 }
 
+PlanTable table_of(const Problem& problem, const std::vector<std::vector<Alternative>>& events) {
+  std::vector<std::vector<const Alternative*>> pointers;
+  for (const std::vector<Alternative>& event : events) {
+    pointers.emplace_back();
+    for (const Alternative& alternative : event) pointers.back().push_back(&alternative);
+  }
+  return PlanTable(problem, pointers);
+}
+
 double brute_force(const std::vector<Row>& rows, size_t task, int32_t slots) {
   if (task == rows.size()) return 0;
   double best = kNever;
@@ -85,7 +94,7 @@ double brute_force(const std::vector<Row>& rows, size_t task, int32_t slots) {
 }
 
 std::vector<Row> rows_of(const Problem& problem, const Alternative& alternative) {
-  const Scale scale = problem.scale(alternative.pool, problem.running_s(alternative));
+  const Scale scale = problem.scale(problem.running_s(alternative));
   std::vector<Row> rows;
   for (size_t task = 0; task < problem.num_tasks(); ++task) {
     rows.push_back(problem.healthy_row(task, alternative.pool, scale));
@@ -125,7 +134,7 @@ void test_table_is_direct_solve() {
     const Problem problem = random_problem(random);
     std::vector<std::vector<Alternative>> events;
     for (int event = 0; event < 12; ++event) events.push_back(random_event(random, problem));
-    const PlanTable table(problem, events);
+    const PlanTable table = table_of(problem, events);
     for (size_t event = 0; event < events.size(); ++event) {
       const Plan& found = table.lookup(static_cast<int64_t>(event));
       const Plan direct = solve(problem, events[event]);
@@ -216,8 +225,8 @@ void test_bad_problems_are_refused() {
   const Problem problem({Task{0, 0, {1}, {1}, {0}}}, {1, 1}, 10);
   CHECK(testing::throws<Error>([&] { solve(problem, {Alternative{2, {}, 0}}); }));  // a pool it does not know
   CHECK(testing::throws<Error>([&] { solve(problem, {Alternative{0, {}, 0}}); }));  // no plan fits
-  CHECK(testing::throws<Error>([&] { PlanTable(problem, {{Alternative{0, {}, 0}}}); }));
-  CHECK(testing::throws<Error>([&] { PlanTable(problem, {{Alternative{1, {}, 0}}}).lookup(1); }));
+  CHECK(testing::throws<Error>([&] { table_of(problem, {{Alternative{0, {}, 0}}}); }));
+  CHECK(testing::throws<Error>([&] { table_of(problem, {{Alternative{1, {}, 0}}}).lookup(1); }));
 }
 
 void test_placement() {
