@@ -15,24 +15,24 @@ namespace {
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 constexpr size_t kColumnsWorthAll = 8;  // one column costs about as much as that many in a pass over all of them
 
-int64_t count_total(const Problem& problem, int32_t pool) {
-  int64_t sum = 0;
-  for (size_t task = 0; task < problem.num_tasks(); ++task) sum += problem.count_max(task, pool);
-  return sum;
+int64_t count_total(const std::vector<Row>& rows) {
+  return std::accumulate(rows.begin(), rows.end(), int64_t{0},
+                         [](int64_t sum, const Row& row) { return sum + row.count_max(); });
 }
 
 }  // namespace
 
-LeaveOneOut::LeaveOneOut(const Problem& problem, Pools pools, double running_s, Workspace* workspace)
+LeaveOneOut::LeaveOneOut(const Problem& problem, const Scale& scale, std::vector<Row> rows,
+                         const Relaxation& relaxation, Pools pools, int64_t overrides_max, Workspace* workspace)
     : problem_(problem),
+      scale_(scale),
+      rows_(std::move(rows)),
+      relaxation_(relaxation),
       pools_(pools),
-      scale_(problem.scale(running_s)),
-      rows_(make_rows()),
-      count_total_(count_total(problem, pools.most)),
+      count_total_(count_total(rows_) + overrides_max),
       workspace_(workspace),
       prefix_(pools, count_total_, rows_.size(), &workspace->prefix),
       suffix_(pools, count_total_, rows_.size(), &workspace->suffix),
-      relaxation_(rows_, pools.most),
       others_storage_(kColumnsPad + static_cast<size_t>(pools.most) + 1, kUnknown),
       staircase_(static_cast<size_t>(pools.most) + 1) {
   std::fill(others_storage_.begin(), others_storage_.begin() + kColumnsPad, kNever);
@@ -46,10 +46,11 @@ LeaveOneOut::LeaveOneOut(const Problem& problem, Pools pools, double running_s, 
   }
 }
 
-Best LeaveOneOut::best(const Alternative& alternative) {
+LeaveOneOut::Bounded LeaveOneOut::best(const Alternative& alternative) {
   if (alternative.overrides.size() > 1) return several_changed(alternative);
   if (alternative.overrides.size() == 1) return one_changed(alternative.overrides.front(), alternative.pool);
-  return best_choice(prefix_.values(rows_.size() - 1), rows_.back(), alternative.pool);
+  return {best_choice(prefix_.values(rows_.size() - 1), rows_.back(), alternative.pool),
+          relaxation_.bound(alternative, {})};
 }
 
 std::vector<int32_t> LeaveOneOut::allocation(const Alternative& alternative, const Best& best) {
@@ -68,7 +69,7 @@ std::vector<int32_t> LeaveOneOut::allocation(const Alternative& alternative, con
 
 // ---------------------------------------------------------------- one changed task
 
-Best LeaveOneOut::one_changed(const Override& changed, int32_t pool) {
+LeaveOneOut::Bounded LeaveOneOut::one_changed(const Override& changed, int32_t pool) {
   const auto task = static_cast<size_t>(changed.task);
   if (task != left_out_) forget_others();
   left_out_ = task;
@@ -97,8 +98,7 @@ Best LeaveOneOut::one_changed(const Override& changed, int32_t pool) {
     const double key = earns(choice);
     if (key > best.key) best = {key, row.counts[choice]};
   }
-  if (best.key == kNever) best.count = 0;
-  return best;
+  return {best, row.counts.empty() ? 0 : bound(dearest)};
 }
 
 double LeaveOneOut::others(int32_t column) {
@@ -146,16 +146,18 @@ void LeaveOneOut::forget_others() {
 
 // ---------------------------------------------------------------- several changed tasks
 
-Best LeaveOneOut::several_changed(const Alternative& alternative) {
+LeaveOneOut::Bounded LeaveOneOut::several_changed(const Alternative& alternative) {
   const auto first = static_cast<size_t>(alternative.overrides.front().task);
   const auto last = static_cast<size_t>(alternative.overrides.back().task);
   const int32_t pool = alternative.pool;
   // The prefix is one row: every number of slots it may take, with its value.
   std::vector<Row> rows{as_row(prefix_, first)};
-  auto next = alternative.overrides.begin();
+  std::vector<Row> changed;
   for (size_t task = first; task <= last; ++task) {
-    const bool is_changed = static_cast<size_t>(next->task) == task;
-    rows.push_back(is_changed ? problem_.override_row(*next++, pool, scale_) : rows_[task]);
+    const Override& next = alternative.overrides[changed.size()];
+    const bool is_changed = static_cast<size_t>(next.task) == task;
+    if (is_changed) changed.push_back(problem_.override_row(next, pool, scale_));
+    rows.push_back(is_changed ? changed.back() : rows_[task]);
   }
   std::vector<const Row*> pointers;
   Chain middle({pool, pool}, count_total_, rows.size(), &workspace_->middle);
@@ -176,7 +178,7 @@ Best LeaveOneOut::several_changed(const Alternative& alternative) {
     trace_suffix(num_after, pool - column, &result);
   }
   several_[&alternative] = std::move(result);
-  return best;
+  return {best, relaxation_.bound(alternative, changed)};
 }
 
 Row LeaveOneOut::as_row(const Chain& chain, size_t num_rows) const {
@@ -188,14 +190,6 @@ Row LeaveOneOut::as_row(const Chain& chain, size_t num_rows) const {
 }
 
 // ---------------------------------------------------------------- both
-
-std::vector<Row> LeaveOneOut::make_rows() const {
-  std::vector<Row> rows;
-  for (size_t task = 0; task < problem_.num_tasks(); ++task) {
-    rows.push_back(problem_.healthy_row(task, pools_.most, scale_));
-  }
-  return rows;
-}
 
 int32_t LeaveOneOut::meeting(const double* before, int32_t first, size_t num_after, int32_t slots) const {
   const double* after = suffix_.values(num_after);

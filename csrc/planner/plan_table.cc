@@ -19,6 +19,7 @@ struct Member {
 };
 
 constexpr int32_t kNoTask = -1;
+constexpr int64_t kNoGapMax = INT64_MAX;  // every count is within it
 
 int32_t task_of(const Member& member) {
   const auto& overrides = member.alternative->overrides;
@@ -41,6 +42,12 @@ class Found {
     entry.best = best;
     entry.plan = std::move(plan);
     entry.has_plan = true;
+  }
+
+  // Is the event's plan better than whatever earns at most `reward_flop` before the alternative's cost?
+  bool is_beaten(const Member& member, double reward_flop) const {
+    const Entry& entry = entries_[member.event];
+    return entry.has_plan && entry.plan.reward_flop > reward_flop - member.alternative->cost_flop;
   }
 
   // Plans without an allocation get it now; most alternatives lose, and never do.
@@ -75,27 +82,83 @@ class Found {
   std::vector<Entry> entries_;
 };
 
-// All alternatives of one horizon, in an order in which each task is left out once.
-void solve_horizon(const Problem& problem, double running_s, std::vector<Member> members,
-                   LeaveOneOut::Workspace* workspace, Found* found) {
-  constexpr size_t kDirectMax = 2;  // up to this many, prefix and suffix would not pay
-  if (members.size() <= kDirectMax || problem.num_tasks() == 0) {
-    for (const Member& member : members) found->offer(member, solve_alternative(problem, *member.alternative), 0);
-    return;
+// All alternatives of one horizon. Healthy tasks keep only counts near their best at the relaxation's price; an answer
+// within that distance of its bound cannot be beaten by one with other counts. The few that are further off are tried
+// again with more counts, at last with all.
+class Horizon {
+ public:
+  Horizon(const Problem& problem, double running_s, std::vector<Member> members);
+  void solve(LeaveOneOut::Workspace* workspace, Found* found);
+
+ private:
+  // Takes what `sums` can say for certain out of the list.
+  void settle(LeaveOneOut* sums, int64_t gap, Found* found);
+  std::vector<Row> rows_within(int64_t gap) const;
+
+  const Problem& problem_;
+  Scale scale_;
+  std::vector<Member> members_;  // not answered yet, in an order in which each task is left out once
+  Pools pools_{INT32_MAX, 0};
+  int64_t overrides_max_ = 0;
+  std::vector<Row> rows_;
+  Relaxation relaxation_;
+};
+
+Horizon::Horizon(const Problem& problem, double running_s, std::vector<Member> members)
+    : problem_(problem), scale_(problem.scale(running_s)), members_(std::move(members)) {
+  for (const Member& member : members_) {
+    const Alternative& alternative = *member.alternative;
+    pools_.least = std::min(pools_.least, alternative.pool);
+    pools_.most = std::max(pools_.most, alternative.pool);
+    int64_t slots = 0;
+    for (const Override& changed : alternative.overrides) {
+      slots += problem.count_max(static_cast<size_t>(changed.task), alternative.pool);
+    }
+    overrides_max_ = std::max(overrides_max_, slots);
   }
-  Pools pools{members.front().alternative->pool, 0};
-  for (const Member& member : members) {
-    pools.least = std::min(pools.least, member.alternative->pool);
-    pools.most = std::max(pools.most, member.alternative->pool);
-  }
-  LeaveOneOut sums(problem, pools, running_s, workspace);
-  std::stable_sort(members.begin(), members.end(),
+  std::stable_sort(members_.begin(), members_.end(),
                    [](const Member& a, const Member& b) { return task_of(a) < task_of(b); });
-  for (const Member& member : members) {
-    const Best best = sums.best(*member.alternative);
-    found->offer(member, Solution{best.key, {}}, best.count);
+}
+
+void Horizon::solve(LeaveOneOut::Workspace* workspace, Found* found) {
+  constexpr size_t kDirectMax = 2;  // up to this many, prefix and suffix would not pay
+  constexpr int kRounds = 3;
+  constexpr int64_t kWiden = 8;
+  int64_t gap = 0;
+  for (int round = 0; members_.size() > kDirectMax && problem_.num_tasks() > 0; ++round) {
+    if (round == 0) {
+      for (size_t task = 0; task < problem_.num_tasks(); ++task) {
+        rows_.push_back(problem_.healthy_row(task, pools_.most, scale_));
+      }
+      relaxation_ = Relaxation(rows_, pools_.most);
+    }
+    gap = round == 0 ? relaxation_.gap_guess(pools_.most) : gap * kWiden;
+    if (round == kRounds) gap = kNoGapMax;
+    LeaveOneOut sums(problem_, scale_, rows_within(gap), relaxation_, pools_, overrides_max_, workspace);
+    settle(&sums, gap, found);
   }
-  found->complete(members, &sums);
+  for (const Member& member : members_) found->offer(member, solve_alternative(problem_, *member.alternative), 0);
+}
+
+void Horizon::settle(LeaveOneOut* sums, int64_t gap, Found* found) {
+  std::vector<Member> open;
+  for (const Member& member : members_) {
+    const auto [best, bound] = sums->best(*member.alternative);
+    if (gap == kNoGapMax || best.key >= static_cast<double>(bound - gap)) {
+      found->offer(member, Solution{best.key, {}}, best.count);
+    } else if (!found->is_beaten(member, scale_.reward_flop(static_cast<double>(bound)))) {
+      open.push_back(member);
+    }
+  }
+  found->complete(members_, sums);
+  members_ = std::move(open);
+}
+
+std::vector<Row> Horizon::rows_within(int64_t gap) const {
+  if (gap == kNoGapMax) return rows_;
+  std::vector<Row> result;
+  for (size_t task = 0; task < rows_.size(); ++task) result.push_back(relaxation_.within(rows_[task], task, gap));
+  return result;
 }
 
 }  // namespace
@@ -115,7 +178,7 @@ PlanTable::PlanTable(const Problem& problem, const std::vector<std::vector<const
   Found found(problem, events.size());
   LeaveOneOut::Workspace workspace;
   for (auto& [running_s, members] : horizons) {
-    solve_horizon(problem, running_s, std::move(members), &workspace, &found);
+    Horizon(problem, running_s, std::move(members)).solve(&workspace, &found);
   }
   plans_ = std::move(found).plans();
 }

@@ -1,6 +1,7 @@
 #include "planner/relaxation.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 namespace unicron::planner {
@@ -58,13 +59,42 @@ int64_t price_of(const std::vector<Row>& rows, int32_t pool) {
 Relaxation::Relaxation(const std::vector<Row>& rows, int32_t pool) : price_(price_of(rows, pool)) {
   surplus_.reserve(rows.size());
   for (const Row& row : rows) {
-    int64_t best = row.counts.empty() ? 0 : std::numeric_limits<int64_t>::min();
-    for (size_t choice = 0; choice < row.counts.size(); ++choice) {
-      best = std::max(best, static_cast<int64_t>(row.keys[choice]) - price_ * row.counts[choice]);
-    }
-    surplus_.push_back(best);
-    total_ += best;
+    surplus_.push_back(surplus(row));
+    total_ += surplus_.back();
   }
+}
+
+int64_t Relaxation::bound(const Alternative& alternative, const std::vector<Row>& changed) const {
+  int64_t result = price_ * alternative.pool + total_;
+  for (size_t at = 0; at < changed.size(); ++at) {
+    result += surplus(changed[at]) - surplus_[static_cast<size_t>(alternative.overrides[at].task)];
+  }
+  return result;
+}
+
+int64_t Relaxation::gap_guess(int32_t pool) const {
+  constexpr int64_t kPartsOfTask = 128;
+  return std::abs(price_ * pool + total_) / (kPartsOfTask * static_cast<int64_t>(std::max<size_t>(surplus_.size(), 1)));
+}
+
+Row Relaxation::within(const Row& row, size_t task, int64_t gap) const {
+  Row result;
+  result.current = row.current;
+  for (size_t choice = 0; choice < row.counts.size(); ++choice) {
+    if (static_cast<int64_t>(row.keys[choice]) - price_ * row.counts[choice] < surplus_[task] - gap) continue;
+    result.counts.push_back(row.counts[choice]);
+    result.keys.push_back(row.keys[choice]);
+  }
+  return result;
+}
+
+int64_t Relaxation::surplus(const Row& row) const {
+  if (row.counts.empty()) return 0;  // it has no plan, so any bound is one
+  int64_t best = std::numeric_limits<int64_t>::min();
+  for (size_t choice = 0; choice < row.counts.size(); ++choice) {
+    best = std::max(best, static_cast<int64_t>(row.keys[choice]) - price_ * row.counts[choice]);
+  }
+  return best;
 }
 
 }  // namespace unicron::planner

@@ -46,6 +46,30 @@ double nearest(double value) {
   return (value + kNoFraction) - kNoFraction;
 }
 
+struct Points {
+  const int32_t* counts;
+  const double* flops;
+  const double* transition_s;
+  size_t size;
+};
+
+// A loop without branches, so that it becomes vector instructions.
+#if defined(__GNUC__) && !defined(__clang__)
+__attribute__((optimize("tree-vectorize")))
+#endif
+void fill_keys(const Points& points, const Task& task, const Scale& scale, double* keys) {
+  const double running_s = scale.running_s;
+  const double quanta_per_flop = 1 / scale.quantum_flop;  // a power of two, so exact
+  const double moves_base = scale.moves_base;
+  const double current_flops = task.current_flops;
+  const int32_t current = task.current;
+  for (size_t at = 0; at < points.size; ++at) {
+    const double reward_flop = points.flops[at] * running_s - current_flops * points.transition_s[at];
+    const double moves = std::abs(points.counts[at] - current);
+    keys[at] = nearest(reward_flop * quanta_per_flop) * moves_base - moves;
+  }
+}
+
 double power_of_two_above(double value) { return std::exp2(std::ceil(std::log2(value))); }
 
 }  // namespace
@@ -121,40 +145,44 @@ Scale Problem::scale(double running_s) const {
   return Scale{bound > 0 ? power_of_two_above(bound / room) : 1.0, moves_base, running_s};
 }
 
-template <class Seconds>
-Row Problem::make_row(size_t index, int32_t pool, const Scale& scale, const Seconds& seconds) const {
+Row Problem::make_row(size_t index, int32_t pool, const Scale& scale, const double* transition_s,
+                      bool is_present_free) const {
   const Task& task = tasks_[index];
+  const size_t size = static_cast<size_t>(
+      std::upper_bound(task.counts.begin(), task.counts.end(), pool) - task.counts.begin());
   Row row;
   row.current = task.current;
-  row.counts.reserve(task.counts.size());
-  row.keys.reserve(task.counts.size());
-  const double quanta_per_flop = 1 / scale.quantum_flop;  // a power of two, so exact
-  double best = kNever;
-  for (size_t choice = 0; choice < task.counts.size() && task.counts[choice] <= pool; ++choice) {
-    const double transition_s = seconds(choice);
-    if (std::isinf(transition_s)) continue;
-    const double reward_flop = task.flops[choice] * scale.running_s - task.current_flops * transition_s;
-    const int32_t count = task.counts[choice];
-    const double key = nearest(reward_flop * quanta_per_flop) * scale.moves_base - std::abs(count - task.current);
-    if (key <= best) continue;
-    best = key;
-    row.counts.push_back(count);
-    row.keys.push_back(key);
+  row.counts.resize(size);
+  row.keys.resize(size);
+  fill_keys({task.counts.data(), task.flops.data(), transition_s, size}, task, scale, row.keys.data());
+  const auto present = std::lower_bound(task.counts.begin(), task.counts.end(), task.current) - task.counts.begin();
+  const auto at = static_cast<size_t>(present);
+  if (is_present_free && at < size && task.counts[at] == task.current) {
+    const double nothing = 0;
+    fill_keys({&task.counts[at], &task.flops[at], &nothing, 1}, task, scale, &row.keys[at]);
   }
+  // An infinite transition makes minus infinity, or not a number: neither is above any key.
+  size_t kept = 0;
+  double best = kNever;
+  for (size_t choice = 0; choice < size; ++choice) {
+    const double key = row.keys[choice];
+    if (!(key > best)) continue;
+    best = key;
+    row.counts[kept] = task.counts[choice];
+    row.keys[kept++] = key;
+  }
+  row.counts.resize(kept);
+  row.keys.resize(kept);
   return row;
 }
 
 Row Problem::healthy_row(size_t index, int32_t pool, const Scale& scale) const {
-  const Task& task = tasks_[index];
-  return make_row(index, pool, scale, [&task](size_t choice) {
-    return task.counts[choice] == task.current ? 0.0 : task.transition_s[choice];
-  });
+  return make_row(index, pool, scale, tasks_[index].transition_s.data(), true);
 }
 
 Row Problem::override_row(const Override& changed, int32_t pool, const Scale& scale) const {
   if (changed.is_absent) return Row{0, {0}, {0.0}};
-  return make_row(static_cast<size_t>(changed.task), pool, scale,
-                  [&changed](size_t choice) { return changed.transition_s[choice]; });
+  return make_row(static_cast<size_t>(changed.task), pool, scale, changed.transition_s.data(), false);
 }
 
 }  // namespace unicron::planner

@@ -2,9 +2,10 @@
 //
 // Most events change one task (it lost a slot, it finished) and differ in the pool. What they share is D_running, so
 // alternatives are grouped by horizon: one prefix and one suffix of the healthy tasks (planner/leave_one_out.h) answer
-// all of a group, whatever their pools. Two dynamic programs a horizon replace one per event; the answers are the same to
-// the bit, because keys are exact (planner/reward.h). An alternative that changes several tasks goes on from the prefix
-// before the first to the suffix after the last of them.
+// all of a group, whatever their pools. They are made of the few counts that can be in a best plan, by a bound
+// (planner/relaxation.h) that is checked for each answer. So the answers are those of a direct solve to the bit, at a
+// small part of the cost of one dynamic program per event. An alternative that changes several tasks goes on from the
+// prefix before the first to the suffix after the last of them.
 #pragma once
 
 #include <cstddef>

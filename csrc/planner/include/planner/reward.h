@@ -103,8 +103,7 @@ class Problem {
   Row override_row(const Override& changed, int32_t pool, const Scale& scale) const;
 
  private:
-  template <class Seconds>
-  Row make_row(size_t index, int32_t pool, const Scale& scale, const Seconds& seconds) const;
+  Row make_row(size_t index, int32_t pool, const Scale& scale, const double* transition_s, bool is_present_free) const;
 
   std::vector<Task> tasks_;
   std::vector<double> running_s_;
