@@ -91,8 +91,8 @@ class Horizon {
   void solve(LeaveOneOut::Workspace* workspace, Found* found);
 
  private:
-  // Takes what `sums` can say for certain out of the list.
-  void settle(LeaveOneOut* sums, int64_t gap, Found* found);
+  // Answers what can be said for certain with counts within the gap, and takes it out of the list.
+  void settle(int64_t gap, LeaveOneOut::Workspace* workspace, Found* found);
   std::vector<Row> rows_within(int64_t gap) const;
 
   const Problem& problem_;
@@ -121,36 +121,33 @@ Horizon::Horizon(const Problem& problem, double running_s, std::vector<Member> m
 }
 
 void Horizon::solve(LeaveOneOut::Workspace* workspace, Found* found) {
-  constexpr size_t kDirectMax = 2;  // up to this many, prefix and suffix would not pay
   constexpr int kRounds = 3;
   constexpr int64_t kWiden = 8;
-  int64_t gap = 0;
-  for (int round = 0; members_.size() > kDirectMax && problem_.num_tasks() > 0; ++round) {
-    if (round == 0) {
-      for (size_t task = 0; task < problem_.num_tasks(); ++task) {
-        rows_.push_back(problem_.healthy_row(task, pools_.most, scale_));
-      }
-      relaxation_ = Relaxation(rows_, pools_.most);
+  constexpr size_t kDirectMax = 2;  // up to this many, prefix and suffix of all counts would not pay
+  if (problem_.num_tasks() > 0) {
+    for (size_t task = 0; task < problem_.num_tasks(); ++task) {
+      rows_.push_back(problem_.healthy_row(task, pools_.most, scale_));
     }
-    gap = round == 0 ? relaxation_.gap_guess(pools_.most) : gap * kWiden;
-    if (round == kRounds) gap = kNoGapMax;
-    LeaveOneOut sums(problem_, scale_, rows_within(gap), relaxation_, pools_, overrides_max_, workspace);
-    settle(&sums, gap, found);
+    relaxation_ = Relaxation(rows_, pools_.most);
+    int64_t gap = relaxation_.gap_guess(pools_.most);
+    for (int round = 0; round < kRounds && !members_.empty(); ++round, gap *= kWiden) settle(gap, workspace, found);
+    if (members_.size() > kDirectMax) settle(kNoGapMax, workspace, found);
   }
   for (const Member& member : members_) found->offer(member, solve_alternative(problem_, *member.alternative), 0);
 }
 
-void Horizon::settle(LeaveOneOut* sums, int64_t gap, Found* found) {
+void Horizon::settle(int64_t gap, LeaveOneOut::Workspace* workspace, Found* found) {
+  LeaveOneOut sums(problem_, scale_, rows_within(gap), relaxation_, pools_, overrides_max_, workspace);
   std::vector<Member> open;
   for (const Member& member : members_) {
-    const auto [best, bound] = sums->best(*member.alternative);
+    const auto [best, bound] = sums.best(*member.alternative);
     if (gap == kNoGapMax || best.key >= static_cast<double>(bound - gap)) {
       found->offer(member, Solution{best.key, {}}, best.count);
     } else if (!found->is_beaten(member, scale_.reward_flop(static_cast<double>(bound)))) {
       open.push_back(member);
     }
   }
-  found->complete(members_, sums);
+  found->complete(members_, &sums);
   members_ = std::move(open);
 }
 

@@ -13,44 +13,51 @@ constexpr int64_t kPriceTimesPoolMax = int64_t{1} << 53;  // with sums of keys b
 struct Step {
   double price;  // key gained a slot
   int32_t width;
+  size_t from;  // choice
 };
 
-// The steps of the row's concave hull, dearest first.
-void append_steps(const Row& row, std::vector<size_t>* hull, std::vector<Step>* steps) {
-  const auto slope = [&row](size_t from, size_t to) {
-    return (row.keys[to] - row.keys[from]) / (row.counts[to] - row.counts[from]);
-  };
-  hull->clear();
-  for (size_t choice = 0; choice < row.counts.size(); ++choice) {
-    while (hull->size() >= 2 && slope((*hull)[hull->size() - 2], hull->back()) <= slope(hull->back(), choice)) {
-      hull->pop_back();
+// Appends the steps of the row's concave hull, dearest first.
+void append_steps(const Row& row, std::vector<Step>* steps) {
+  const size_t begin = steps->size();
+  for (size_t choice = 1; choice < row.counts.size(); ++choice) {
+    Step step{0, 0, choice - 1};
+    while (true) {
+      step.width = row.counts[choice] - row.counts[step.from];
+      step.price = (row.keys[choice] - row.keys[step.from]) / step.width;
+      if (steps->size() == begin || steps->back().price > step.price) break;
+      step.from = steps->back().from;
+      steps->pop_back();
     }
-    hull->push_back(choice);
-  }
-  for (size_t at = 1; at < hull->size(); ++at) {
-    const size_t from = (*hull)[at - 1];
-    const size_t to = (*hull)[at];
-    steps->push_back({slope(from, to), row.counts[to] - row.counts[from]});
+    steps->push_back(step);
   }
 }
 
 // The price at which the steps that are worth it fill the pool. Any price gives a bound; this one the least.
 int64_t price_of(const std::vector<Row>& rows, int32_t pool) {
   std::vector<Step> steps;
-  std::vector<size_t> hull;
   int64_t left = pool;
   for (const Row& row : rows) {
-    append_steps(row, &hull, &steps);
+    append_steps(row, &steps);
     if (!row.counts.empty()) left -= row.counts.front();
   }
-  std::sort(steps.begin(), steps.end(), [](const Step& a, const Step& b) { return a.price > b.price; });
+  // The weighted median's way: half of what is left is decided at once.
+  auto first = steps.begin();
+  auto last = steps.end();
   double price = 0;
-  for (const Step& step : steps) {
-    price = step.price;
-    left -= step.width;
-    if (left <= 0) break;
+  while (first != last) {
+    const auto middle = first + (last - first) / 2;
+    std::nth_element(first, middle, last, [](const Step& a, const Step& b) { return a.price > b.price; });
+    int64_t width = 0;
+    for (auto step = first; step <= middle; ++step) width += step->width;
+    if (width >= left) {
+      price = middle->price;
+      last = middle;
+    } else {
+      left -= width;
+      first = middle + 1;
+    }
   }
-  if (left > 0) return 0;  // there is room for everybody's greatest count
+  // Still 0 where there is room for everybody's greatest count.
   return static_cast<int64_t>(std::min(price, static_cast<double>(kPriceTimesPoolMax / std::max(pool, 1))));
 }
 
@@ -73,7 +80,7 @@ int64_t Relaxation::bound(const Alternative& alternative, const std::vector<Row>
 }
 
 int64_t Relaxation::gap_guess(int32_t pool) const {
-  constexpr int64_t kPartsOfTask = 128;
+  constexpr int64_t kPartsOfTask = 64;
   return std::abs(price_ * pool + total_) / (kPartsOfTask * static_cast<int64_t>(std::max<size_t>(surplus_.size(), 1)));
 }
 

@@ -39,8 +39,8 @@ void check_task(const Task& task, size_t index, double transition_s_max) {
           who + "transition_s must lie between 0 and transition_s_max");
 }
 
-// std::nearbyint without the call: beyond 2^52 a double has no fraction. Exact for magnitudes up to 2^51, which holds for
-// quanta because a key, at least twice as large, stays below 2^52.
+// std::nearbyint without the call: beyond 2^52 a double has no fraction. Exact for magnitudes up to 2^51, which holds
+// for quanta because a key, at least twice as large, stays below 2^52.
 double nearest(double value) {
   constexpr double kNoFraction = 6755399441055744.0;  // 1.5 * 2^52
   return (value + kNoFraction) - kNoFraction;
@@ -53,11 +53,23 @@ struct Points {
   size_t size;
 };
 
-// A loop without branches, so that it becomes vector instructions.
+// For loops without branches: they become vector instructions.
 #if defined(__GNUC__) && !defined(__clang__)
-__attribute__((optimize("tree-vectorize")))
+#define UNICRON_VECTORIZE __attribute__((optimize("tree-vectorize")))
+#else
+#define UNICRON_VECTORIZE
 #endif
-void fill_keys(const Points& points, const Task& task, const Scale& scale, double* keys) {
+
+UNICRON_VECTORIZE bool is_each_within(const std::vector<double>& seconds, double most) {
+  int num_bad = 0;
+  for (const double value : seconds) {
+    const bool is_finite_good = value >= 0 && value <= most;
+    num_bad += is_finite_good || value == std::numeric_limits<double>::infinity() ? 0 : 1;
+  }
+  return num_bad == 0;
+}
+
+UNICRON_VECTORIZE void fill_keys(const Points& points, const Task& task, const Scale& scale, double* keys) {
   const double running_s = scale.running_s;
   const double quanta_per_flop = 1 / scale.quantum_flop;  // a power of two, so exact
   const double moves_base = scale.moves_base;
@@ -118,10 +130,7 @@ void Problem::check(const Alternative& alternative) const {
     if (changed.is_absent) continue;
     const Task& task = tasks_[static_cast<size_t>(changed.task)];
     require(changed.transition_s.size() == task.counts.size(), "an override has one transition per count");
-    require(std::all_of(changed.transition_s.begin(), changed.transition_s.end(),
-                        [this](double seconds) {
-                          return seconds >= 0 && (seconds <= transition_s_max_ || std::isinf(seconds));
-                        }),
+    require(is_each_within(changed.transition_s, transition_s_max_),
             "transition_s must lie between 0 and transition_s_max, or be infinite");
   }
 }
@@ -148,32 +157,32 @@ Scale Problem::scale(double running_s) const {
 Row Problem::make_row(size_t index, int32_t pool, const Scale& scale, const double* transition_s,
                       bool is_present_free) const {
   const Task& task = tasks_[index];
-  const size_t size = static_cast<size_t>(
-      std::upper_bound(task.counts.begin(), task.counts.end(), pool) - task.counts.begin());
-  Row row;
-  row.current = task.current;
-  row.counts.resize(size);
-  row.keys.resize(size);
-  fill_keys({task.counts.data(), task.flops.data(), transition_s, size}, task, scale, row.keys.data());
-  const auto present = std::lower_bound(task.counts.begin(), task.counts.end(), task.current) - task.counts.begin();
-  const auto at = static_cast<size_t>(present);
-  if (is_present_free && at < size && task.counts[at] == task.current) {
+  const auto end = std::upper_bound(task.counts.begin(), task.counts.end(), pool);
+  const auto size = static_cast<size_t>(end - task.counts.begin());
+  thread_local std::vector<double> keys;  // used again: hundreds of rows are made for one table
+  thread_local std::vector<int32_t> counts;
+  if (keys.size() < size) keys.resize(size);
+  if (counts.size() < size) counts.resize(size);
+  fill_keys({task.counts.data(), task.flops.data(), transition_s, size}, task, scale, keys.data());
+  const auto present = std::lower_bound(task.counts.begin(), end, task.current);
+  if (is_present_free && present != end && *present == task.current) {
+    const auto at = static_cast<size_t>(present - task.counts.begin());
     const double nothing = 0;
-    fill_keys({&task.counts[at], &task.flops[at], &nothing, 1}, task, scale, &row.keys[at]);
+    fill_keys({&task.counts[at], &task.flops[at], &nothing, 1}, task, scale, &keys[at]);
   }
   // An infinite transition makes minus infinity, or not a number: neither is above any key.
   size_t kept = 0;
   double best = kNever;
   for (size_t choice = 0; choice < size; ++choice) {
-    const double key = row.keys[choice];
-    if (!(key > best)) continue;
-    best = key;
-    row.counts[kept] = task.counts[choice];
-    row.keys[kept++] = key;
+    const double key = keys[choice];
+    const bool is_better = key > best;
+    keys[kept] = key;
+    counts[kept] = task.counts[choice];
+    kept += is_better ? 1 : 0;
+    best = is_better ? key : best;
   }
-  row.counts.resize(kept);
-  row.keys.resize(kept);
-  return row;
+  const auto num_kept = static_cast<ptrdiff_t>(kept);
+  return Row{task.current, {counts.begin(), counts.begin() + num_kept}, {keys.begin(), keys.begin() + num_kept}};
 }
 
 Row Problem::healthy_row(size_t index, int32_t pool, const Scale& scale) const {

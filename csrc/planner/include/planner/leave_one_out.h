@@ -1,4 +1,5 @@
-// The best of all tasks but one, for every number of slots left to that one: many alternatives from two dynamic programs.
+// The best of all tasks but one, for every number of slots left to that one: many alternatives from two dynamic
+// programs.
 //
 // The sums of the tasks before i (prefix) and after i (suffix) are made once for one horizon. Joined at one column they
 // are the best of all tasks but i within so many slots; an alternative that changes i alone needs that for each of i's
@@ -70,7 +71,7 @@ class LeaveOneOut {
   std::vector<double> others_storage_;  // per column, NaN where not known yet
   std::vector<int32_t> known_;          // columns
   bool all_known_ = false;
-  std::vector<int32_t> staircase_;  // 0, 1, 2, ... as counts of dense choices
+  std::vector<int32_t> staircase_;                              // 0, 1, 2, ... as counts of dense choices
   std::map<const Alternative*, std::vector<int32_t>> several_;  // allocations of those that change several tasks
 };
 

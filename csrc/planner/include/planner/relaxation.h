@@ -1,9 +1,9 @@
 // What all tasks but one can earn at most, in no time: slots are sold at one price instead of being counted (Lagrange).
 //
-// For any price p >= 0 of a slot: sum of keys within `column` slots <= p * column + sum over tasks of max (key - p * count).
-// With the price at which as many slots are wanted as there are, the bound is off by about one task's step. So counts
-// that fall further short of their task's best at this price than the bound is off are in no best plan, and that is
-// nearly all of them: the plan table computes with the others and then sees by the bound whether that was enough.
+// For any price p >= 0 of a slot: sum of keys within `column` slots <= p * column + sum over tasks of max (key - p *
+// count). With the price at which as many slots are wanted as there are, the bound is off by about one task's step. So
+// counts that fall further short of their task's best at this price than the bound is off are in no best plan, and that
+// is nearly all of them: the plan table computes with the others and then sees by the bound whether that was enough.
 #pragma once
 
 #include <cstddef>

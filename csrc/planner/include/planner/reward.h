@@ -62,8 +62,8 @@ struct Alternative {
   double running_s = -1;
 };
 
-// One task's choices as keys. Left out: what is not allowed, and what a smaller count does at least as well (T(t, x) has
-// steps, and a change has a price, so that is often most of them).
+// One task's choices as keys. Left out: what is not allowed, and what a smaller count does at least as well (T(t, x)
+// has steps, and a change has a price, so that is often most of them).
 struct Row {
   int32_t current = 0;
   std::vector<int32_t> counts;  // ascending
@@ -72,7 +72,8 @@ struct Row {
   int32_t count_max() const { return counts.empty() ? 0 : counts.back(); }
 };
 
-// Power-of-two scales between FLOP and keys for one horizon, whatever the pool: what is made for one pool holds for all.
+// Power-of-two scales between FLOP and keys for one horizon, whatever the pool: what is made for one pool holds for
+// all.
 struct Scale {
   double quantum_flop = 1;
   double moves_base = 2;  // above any number of moves
