@@ -38,11 +38,11 @@ FIRST = {
     "hbm": 0.8,
     "link": 0.7,
     "network": 0.7,
-    "network_onload": 0.4,  # NCCL through host memory over Omni-Path
+    "network_onload": 0.3,  # all-reduces whose every byte goes through host memory several times
     "hidden_tensor": 0.75,  # the last of four chunks has nothing to hide under
     "hidden_reduction": 0.8,
     "tail_waves": 0.5,
-    "tile_fill": 128.0,  # a software pipeline of a few steps of 32
+    "tile_fill": 256.0,  # a software pipeline of four steps of 64
 }
 STEPS = (1.3, 1.1, 1.03)  # factors tried in turn, coarse to fine
 PRIOR = 0.03  # what leaving the first guess by a factor of e costs, as a mean error

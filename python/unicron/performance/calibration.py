@@ -33,7 +33,7 @@ class Software(NamedTuple):
 
 
 class Efficiency(NamedTuple):
-    """Shares of the data sheet that are reached, 0..1, unless it says else; none of them has to do with one model or layout."""
+    """Shares of the data sheet that are reached, 0..1, unless it says else; none is of one model or layout."""
 
     matrix: float  # of peak_flops, by a large matrix product
     attention: float  # of matrix, by the batched products of attention
@@ -41,7 +41,7 @@ class Efficiency(NamedTuple):
     hbm: float  # of HBM bandwidth, by elementwise kernels
     link: float  # of the links inside a node, by collectives
     network: float  # of the network between nodes, with RDMA or slower than the host
-    network_onload: float  # the same where the host's processors move the bytes
+    network_onload: float  # the same, of collectives, where the host's processors move the bytes
     hidden_tensor: float  # of tensor-parallel traffic, where it is overlapped
     hidden_reduction: float  # of gradient traffic, where it is overlapped
     tail_waves: float  # waves of tiles that starting and ending a matrix product costs

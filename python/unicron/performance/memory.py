@@ -22,7 +22,7 @@ RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL = 0, 1, 2
 
 @compiled
 def stage_layers(shape: ModelShape, pp: int) -> int:
-    """Layers of the fullest stage; where pp does not divide them, the last stage, which has the head, is no such one."""
+    """Layers of the fullest stage; where pp does not divide them, the last one, which has the head, has fewer."""
     return math.ceil(shape.layers / pp)
 
 

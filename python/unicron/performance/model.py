@@ -67,7 +67,7 @@ def attention_s(
 
 @compiled
 def network_bytes_per_s(machine: Machine, efficiency: Efficiency) -> float:
-    """Of a node, as collectives and transfers reach it."""
+    """Of a node, as collectives reach it."""
     return machine.network_bytes_per_s * (efficiency.network_onload if machine.network_onload else efficiency.network)
 
 
@@ -111,10 +111,10 @@ def layer_s(
     # norms 8, dropouts and residuals 14 bytes an element; activation function reads and writes the ffn
     whole = 22.0 * hidden / (tp if software.sequence_parallel else 1)
     elementwise_s = tokens * (whole + ELEMENT_BYTES * (inwards + shape.ffn) / tp) / memory
-    # Each micro-batch's weight gradients are added to the sums: read and written, and once more where that is a kernel
-    # of its own.
+    # Each micro-batch's weight gradients are written, read, and added to the sums, unless the product does that itself:
+    # there it hides under the computation.
     weights = (hidden * (projected + hidden) + hidden * inwards + inner * hidden) / tp
-    added = 2.0 * software.gradient_bytes + (0.0 if software.fused_gradients else 2.0 * ELEMENT_BYTES)
+    added = 0.0 if software.fused_gradients else 2.0 * (ELEMENT_BYTES + software.gradient_bytes)
     forward_s = query[0] + output[0] + widen[0] + narrow[0] + elementwise_s
     backward_s = query[1] + output[1] + widen[1] + narrow[1] + 2.0 * elementwise_s + weights * added / memory
     return forward_s, backward_s
@@ -154,7 +154,7 @@ def transfer_s(
     inside = tp * dp * pp <= machine.gpus_per_node
     rate = machine.link_bytes_per_s * efficiency.link
     if not inside:
-        rate = min(rate, machine.network_bytes_per_s * efficiency.network / machine.gpus_per_node)
+        rate = min(rate, machine.network_bytes_per_s * efficiency.network / machine.gpus_per_node)  # once through the host
     return software.waited_transfers * vpp * payload / rate
 
 
