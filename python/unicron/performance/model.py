@@ -153,8 +153,8 @@ def transfer_s(
     # Megatron's order tp-dp-pp: the neighbour is tp * dp ranks away.
     inside = tp * dp * pp <= machine.gpus_per_node
     rate = machine.link_bytes_per_s * efficiency.link
-    if not inside:
-        rate = min(rate, machine.network_bytes_per_s * efficiency.network / machine.gpus_per_node)  # once through the host
+    if not inside:  # also through a host it passes but once, and is not added up
+        rate = min(rate, machine.network_bytes_per_s * efficiency.network / machine.gpus_per_node)
     return software.waited_transfers * vpp * payload / rate
 
 
