@@ -25,9 +25,11 @@ BOUNDS = {
     "hbm": (0.5, 0.95),
     "link": (0.3, 0.95),
     "network": (0.2, 0.95),
+    "network_onload": (0.1, 0.95),
     "hidden_tensor": (0.05, 1.0),
     "hidden_reduction": (0.05, 1.0),
     "tail_waves": (0.05, 2.0),
+    "tile_fill": (16.0, 512.0),
 }
 FIRST = {
     "matrix": 0.8,
@@ -36,9 +38,11 @@ FIRST = {
     "hbm": 0.8,
     "link": 0.7,
     "network": 0.7,
+    "network_onload": 0.3,  # all-reduces whose every byte goes through host memory several times
     "hidden_tensor": 0.75,  # the last of four chunks has nothing to hide under
     "hidden_reduction": 0.8,
     "tail_waves": 0.5,
+    "tile_fill": 256.0,  # a software pipeline of four steps of 64
 }
 STEPS = (1.3, 1.1, 1.03)  # factors tried in turn, coarse to fine
 PRIOR = 0.03  # what leaving the first guess by a factor of e costs, as a mean error

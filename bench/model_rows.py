@@ -121,7 +121,12 @@ def machine_named(text: str, gpu: str) -> Machine:
         network = int(adapters[1] or 1) * int(adapters[2]) * 1e9 / 8
     elif per_node and "Jean Zay" in text:
         network = 50e9  # four 100 Gb adapters a node
-    return machine_of(gpu, gpus_per_node=int(per_node[1]) if per_node else 0, network_bytes_per_s=network)
+    return machine_of(
+        gpu,
+        gpus_per_node=int(per_node[1]) if per_node else 0,
+        network_bytes_per_s=network,
+        network_onload=bool(re.search(r"\bOPA\b|Omni-?Path|Jean Zay", text)),
+    )
 
 
 def generation_of(source: str, notes: str) -> str:

@@ -43,7 +43,7 @@ void register_problem(py::module_& module) {
              return Override{task, false, read_array<double>(transition_s, "transition_s")};
            }),
            py::arg("task"), py::arg("transition_s"));
-  py::class_<Alternative>(module, "PlannerAlternative", py::is_final())
+  py::class_<Alternative, std::shared_ptr<Alternative>>(module, "PlannerAlternative", py::is_final())
       .def(py::init<int32_t, std::vector<Override>, double, double>(), py::arg("pool"), py::arg("overrides"),
            py::arg("cost_flop"), py::arg("running_s"));
 }
@@ -85,8 +85,13 @@ void register_plans(py::module_& module) {
           py::arg("alternatives"), ReleaseGil())
       .def(
           "table",
-          [](const Problem& problem, const std::vector<std::vector<Alternative>>& events) {
-            return std::make_unique<PlanTable>(problem, events);
+          [](const Problem& problem, const std::vector<std::vector<std::shared_ptr<Alternative>>>& events) {
+            std::vector<std::vector<const Alternative*>> pointers;
+            for (const auto& event : events) {
+              pointers.emplace_back();
+              for (const auto& alternative : event) pointers.back().push_back(alternative.get());
+            }
+            return std::make_unique<PlanTable>(problem, pointers);
           },
           py::arg("events"), ReleaseGil());
 }

@@ -10,31 +10,40 @@
 
 namespace unicron::planner {
 
-Chain::Chain(int32_t pool, int64_t rest_max, size_t num_rows_max)
-    : pool_(pool),
+double* Buffer::reserve(size_t size) {
+  if (size > size_) {
+    values_.reset();  // first, so that both are never there at once
+    values_.reset(new double[size]);
+    size_ = size;
+  }
+  return values_.get();
+}
+
+Chain::Chain(Pools pools, int64_t rest_max, size_t num_rows_max, Buffer* buffer)
+    : pools_(pools),
       stride_pad_(kColumnsPad),
-      stride_(kColumnsPad + static_cast<size_t>(pool) + 1),
-      values_(stride_ * (num_rows_max + 1), kNever) {
+      stride_(kColumnsPad + static_cast<size_t>(pools.most) + 1),
+      values_(buffer->reserve(stride_ * (num_rows_max + 1))) {
   bounds_.reserve(num_rows_max + 1);
   bounds_.push_back({0, 0, rest_max});
-  std::fill(at(0), at(0) + pool + 1, 0.0);
+  std::fill(at(0) - kColumnsPad, at(0), kNever);
+  std::fill(at(0), at(0) + pools.most + 1, 0.0);
 }
 
 void Chain::push(const Row& row) {
   const Bounds before = bounds_[num_rows_];
   const int64_t rest_max = before.rest_max - row.count_max();
-  const auto first_column = static_cast<int32_t>(std::max<int64_t>(0, pool_ - rest_max));
-  const auto cap = static_cast<int32_t>(std::min<int64_t>(pool_, int64_t{before.cap} + row.count_max()));
+  const auto first_column = static_cast<int32_t>(std::max<int64_t>(0, pools_.least - rest_max));
+  const auto cap = static_cast<int32_t>(std::min<int64_t>(pools_.most, int64_t{before.cap} + row.count_max()));
   double* to = at(num_rows_ + 1);
   const auto start = std::min(first_column, cap);
-  std::fill(to, to + start, kNever);
+  std::fill(to - kColumnsPad, to + start, kNever);
   if (num_rows_ == 0) {
     push_first(row, to, start, cap);
   } else {
     max_plus(at(num_rows_), {row.counts.data(), row.keys.data(), row.counts.size()}, to, start, cap);
   }
-  std::fill(to + cap + 1, to + pool_ + 1, to[cap]);
-  bounds_.resize(num_rows_ + 1);
+  std::fill(to + cap + 1, to + pools_.most + 1, to[cap]);
   bounds_.push_back({start, cap, rest_max});
   ++num_rows_;
 }
@@ -78,7 +87,7 @@ Best best_choice(const double* from, const Row& row, int32_t column) {
 }
 
 Solution solve_alternative(const Problem& problem, const Alternative& alternative) {
-  const Scale scale = problem.scale(alternative.pool, problem.running_s(alternative));
+  const Scale scale = problem.scale(problem.running_s(alternative));
   std::vector<Row> rows;
   int64_t rest_max = 0;
   auto changed = alternative.overrides.begin();
@@ -90,7 +99,8 @@ Solution solve_alternative(const Problem& problem, const Alternative& alternativ
   }
   Solution result;
   if (rows.empty()) return Solution{0.0, {}};
-  Chain chain(alternative.pool, rest_max, rows.size() - 1);
+  Buffer buffer;
+  Chain chain({alternative.pool, alternative.pool}, rest_max, rows.size() - 1, &buffer);
   for (size_t task = 0; task + 1 < rows.size(); ++task) chain.push(rows[task]);
   // The last task is needed at one column only.
   const Best last = best_choice(chain.values(rows.size() - 1), rows.back(), alternative.pool);
@@ -105,7 +115,7 @@ Solution solve_alternative(const Problem& problem, const Alternative& alternativ
 }
 
 Plan make_plan(const Problem& problem, const Alternative& alternative, int32_t index, Solution&& solution) {
-  const Scale scale = problem.scale(alternative.pool, problem.running_s(alternative));
+  const Scale scale = problem.scale(problem.running_s(alternative));
   return Plan{index, std::move(solution.allocation), scale.reward_flop(solution.key) - alternative.cost_flop,
               scale.moves(solution.key)};
 }

@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t kTile = kColumnsPad;  // columns that stay in registers
 
 using Kernel = void (*)(const double* from, const Choices& choices, size_t num_choices, double* to);
+using SumKernel = double (*)(const double* left, const double* right_last, int64_t size);
 
 // One column, for ranges narrower than a tile.
 double column(const double* from, const Choices& choices, int64_t at) {
@@ -41,7 +42,36 @@ void tile_generic(const double* from, const Choices& choices, size_t num_choices
   std::copy(best, best + kTile, to);
 }
 
+double sum_generic(const double* left, const double* right_last, int64_t size) {
+  double best = kNever;
+  for (int64_t at = 0; at < size; ++at) {
+    const double candidate = left[at] + right_last[-at];
+    best = candidate > best ? candidate : best;
+  }
+  return best;
+}
+
 #ifdef UNICRON_X86_VECTORS
+
+// AVX-512 machines take this too: the loads bound it.
+__attribute__((target("avx2"))) double sum_avx2(const double* left, const double* right_last, int64_t size) {
+  constexpr int kVectors = 4;
+  __m256d best[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) best[v] = _mm256_set1_pd(kNever);
+  int64_t at = 0;
+  for (; at + 4 * kVectors <= size; at += 4 * kVectors) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const __m256d right = _mm256_permute4x64_pd(_mm256_loadu_pd(right_last - at - 4 * v - 3), 0x1b);
+      best[v] = _mm256_max_pd(best[v], _mm256_add_pd(_mm256_loadu_pd(left + at + 4 * v), right));
+    }
+  }
+  alignas(32) double lanes[4];
+  _mm256_store_pd(lanes, _mm256_max_pd(_mm256_max_pd(best[0], best[1]), _mm256_max_pd(best[2], best[3])));
+  const double most = std::max(std::max(lanes[0], lanes[1]), std::max(lanes[2], lanes[3]));
+  return std::max(most, sum_generic(left + at, right_last - at, size - at));
+}
 
 __attribute__((target("avx2"))) void tile_avx2(const double* from, const Choices& choices, size_t num_choices,
                                                double* to) {
@@ -84,15 +114,16 @@ __attribute__((target("avx512f"))) void tile_avx512(const double* from, const Ch
 
 struct Chosen {
   Kernel kernel;
+  SumKernel sum;
   const char* name;
 };
 
 Chosen choose() {
 #ifdef UNICRON_X86_VECTORS
-  if (__builtin_cpu_supports("avx512f")) return {tile_avx512, "avx512f"};
-  if (__builtin_cpu_supports("avx2")) return {tile_avx2, "avx2"};
+  if (__builtin_cpu_supports("avx512f")) return {tile_avx512, sum_avx2, "avx512f"};
+  if (__builtin_cpu_supports("avx2")) return {tile_avx2, sum_avx2, "avx2"};
 #endif
-  return {tile_generic, "generic"};
+  return {tile_generic, sum_generic, "generic"};
 }
 
 const Chosen& chosen() {
@@ -116,6 +147,10 @@ void max_plus(const double* from, const Choices& choices, double* to, int64_t fi
   for (int64_t at = first; at + kTile <= last + 1; at += kTile) tile(from, choices, to, at);
   // The last tile overlaps the one before it: computing some columns twice is cheaper than one at a time.
   if ((last - first + 1) % kTile != 0) tile(from, choices, to, last + 1 - kTile);
+}
+
+double best_sum(const double* left, const double* right_last, int64_t size) {
+  return chosen().sum(left, right_last, size);
 }
 
 const char* max_plus_instructions() { return chosen().name; }

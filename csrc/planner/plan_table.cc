@@ -1,14 +1,12 @@
 #include "planner/plan_table.h"
 
 #include <algorithm>
-#include <cassert>
 #include <map>
-#include <numeric>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
-#include "planner/max_plus.h"
+#include "planner/leave_one_out.h"
 
 namespace unicron::planner {
 
@@ -20,238 +18,166 @@ struct Member {
   const Alternative* alternative;
 };
 
-// Prefix and suffix sums of the healthy tasks for one pool and one horizon. suffix row r covers the last r tasks.
-class LeaveOneOut {
+constexpr int32_t kNoTask = -1;
+constexpr int64_t kNoGapMax = INT64_MAX;  // every count is within it
+
+int32_t task_of(const Member& member) {
+  const auto& overrides = member.alternative->overrides;
+  return overrides.size() == 1 ? overrides.front().task : kNoTask;
+}
+
+// What has been found for each event, while horizon after horizon is solved.
+class Found {
  public:
-  LeaveOneOut(const Problem& problem, int32_t pool, double running_s);
-  Solution unchanged() const;
-  // Makes the sums of all tasks but `task`, for one_changed().
-  void leave_out(size_t task);
-  // `changed` alone differs; leave_out() of its task was the last call.
-  Solution one_changed(const Override& changed) const;
-  // Several tasks differ: from the prefix before the first of them to the suffix after the last.
-  Solution several_changed(const std::vector<Override>& changed) const;
+  Found(const Problem& problem, size_t num_events) : problem_(problem), entries_(num_events) {}
+
+  // Takes the alternative's plan if it is better than what its event has. The allocation may follow later.
+  void offer(const Member& member, Solution&& solution, int32_t count) {
+    if (solution.key == kNever) return;
+    Entry& entry = entries_[member.event];
+    const Best best{solution.key, count};
+    Plan plan = make_plan(problem_, *member.alternative, member.index, std::move(solution));
+    const bool ties_earlier = !is_better(entry.plan, plan) && plan.alternative < entry.plan.alternative;
+    if (entry.has_plan && !is_better(plan, entry.plan) && !ties_earlier) return;
+    entry.best = best;
+    entry.plan = std::move(plan);
+    entry.has_plan = true;
+  }
+
+  // Is the event's plan better than whatever earns at most `reward_flop` before the alternative's cost?
+  bool is_beaten(const Member& member, double reward_flop) const {
+    const Entry& entry = entries_[member.event];
+    return entry.has_plan && entry.plan.reward_flop > reward_flop - member.alternative->cost_flop;
+  }
+
+  // Plans without an allocation get it now; most alternatives lose, and never do.
+  void complete(const std::vector<Member>& members, LeaveOneOut* sums) {
+    for (const Member& member : members) {
+      Entry& entry = entries_[member.event];
+      if (!entry.has_plan || entry.plan.alternative != member.index || !entry.plan.allocation.empty()) continue;
+      entry.plan.allocation = sums->allocation(*member.alternative, entry.best);
+    }
+  }
+
+  std::vector<Plan> plans() && {
+    std::vector<Plan> result;
+    for (Entry& entry : entries_) {
+      if (!entry.has_plan) {
+        const size_t event = result.size();
+        throw Error(ErrorCode::kInvalidArgument, "event " + std::to_string(event) + ": no alternative has a plan");
+      }
+      result.push_back(std::move(entry.plan));
+    }
+    return result;
+  }
 
  private:
-  std::vector<Row> make_rows() const;
-  Row as_row(const Chain& chain, size_t num_rows) const;
-  // The column at which `left` and the last num_after tasks together are best within `slots`.
-  int32_t meeting(const Chain& left, size_t num_left, size_t num_after, int32_t slots, double* key) const;
-  void split(const Chain& left, size_t num_left, size_t num_after, int32_t slots,
-             std::vector<int32_t>* allocation) const;
-  void trace_suffix(size_t num_after, int32_t column, std::vector<int32_t>* allocation) const;
+  struct Entry {
+    Plan plan;
+    Best best;
+    bool has_plan = false;
+  };
 
   const Problem& problem_;
-  int32_t pool_;
-  Scale scale_;
-  std::vector<Row> rows_;
-  int64_t count_total_;
-  Chain prefix_;
-  Chain suffix_;
-  std::vector<const Row*> prefix_rows_;
-  std::vector<const Row*> suffix_rows_;
-  std::vector<double> others_storage_;
-  std::vector<int32_t> staircase_;  // 0, 1, 2, ... as counts of dense choices
+  std::vector<Entry> entries_;
 };
 
-LeaveOneOut::LeaveOneOut(const Problem& problem, int32_t pool, double running_s)
-    : problem_(problem),
-      pool_(pool),
-      scale_(problem.scale(pool, running_s)),
-      rows_(make_rows()),
-      count_total_(std::accumulate(rows_.begin(), rows_.end(), int64_t{0},
-                                   [](int64_t sum, const Row& row) { return sum + row.count_max(); })),
-      prefix_(pool, count_total_, rows_.size()),
-      suffix_(pool, count_total_, rows_.size()),
-      others_storage_(kColumnsPad + static_cast<size_t>(pool) + 1, kNever),
-      staircase_(static_cast<size_t>(pool) + 1) {
-  std::iota(staircase_.begin(), staircase_.end(), 0);
-  for (const Row& row : rows_) prefix_rows_.push_back(&row);
-  suffix_rows_.assign(prefix_rows_.rbegin(), prefix_rows_.rend());
-  // The longest prefix and suffix leave out one task: more is needed at one column only.
-  for (size_t task = 0; task + 1 < rows_.size(); ++task) {
-    prefix_.push(rows_[task]);
-    suffix_.push(rows_[rows_.size() - 1 - task]);
+// All alternatives of one horizon. Healthy tasks keep only counts near their best at the relaxation's price; an answer
+// within that distance of its bound cannot be beaten by one with other counts. The few that are further off are tried
+// again with more counts, at last with all.
+class Horizon {
+ public:
+  Horizon(const Problem& problem, double running_s, std::vector<Member> members);
+  void solve(LeaveOneOut::Workspace* workspace, Found* found);
+
+ private:
+  // Answers what can be said for certain with counts within the gap, and takes it out of the list.
+  void settle(int64_t gap, LeaveOneOut::Workspace* workspace, Found* found);
+  std::vector<Row> rows_within(int64_t gap) const;
+
+  const Problem& problem_;
+  Scale scale_;
+  std::vector<Member> members_;  // not answered yet, in an order in which each task is left out once
+  Pools pools_{INT32_MAX, 0};
+  int64_t overrides_max_ = 0;
+  std::vector<Row> rows_;
+  Relaxation relaxation_;
+};
+
+Horizon::Horizon(const Problem& problem, double running_s, std::vector<Member> members)
+    : problem_(problem), scale_(problem.scale(running_s)), members_(std::move(members)) {
+  for (const Member& member : members_) {
+    const Alternative& alternative = *member.alternative;
+    pools_.least = std::min(pools_.least, alternative.pool);
+    pools_.most = std::max(pools_.most, alternative.pool);
+    int64_t slots = 0;
+    for (const Override& changed : alternative.overrides) {
+      slots += problem.count_max(static_cast<size_t>(changed.task), alternative.pool);
+    }
+    overrides_max_ = std::max(overrides_max_, slots);
   }
+  std::stable_sort(members_.begin(), members_.end(),
+                   [](const Member& a, const Member& b) { return task_of(a) < task_of(b); });
 }
 
-Solution LeaveOneOut::unchanged() const {
-  const size_t last = rows_.size() - 1;
-  const Best best = best_choice(prefix_.values(last), rows_[last], pool_);
-  Solution result{best.key, std::vector<int32_t>(rows_.size())};
-  if (best.key == kNever) return result;
-  result.allocation[last] = best.count;
-  prefix_.trace(prefix_rows_, last, pool_ - best.count, result.allocation.data());
-  return result;
-}
-
-void LeaveOneOut::leave_out(size_t task) {
-  const size_t num_after = rows_.size() - 1 - task;
-  const int32_t first = std::max(0, pool_ - rows_[task].count_max());
-  double* others = others_storage_.data() + kColumnsPad;
-  if (task == 0 || num_after == 0) {
-    const Chain& chain = task == 0 ? suffix_ : prefix_;
-    std::copy(chain.values(rows_.size() - 1) + first, chain.values(rows_.size() - 1) + pool_ + 1, others + first);
-    return;
+void Horizon::solve(LeaveOneOut::Workspace* workspace, Found* found) {
+  constexpr int kRounds = 3;
+  constexpr int64_t kWiden = 8;
+  constexpr size_t kDirectMax = 2;  // up to this many, prefix and suffix of all counts would not pay
+  if (problem_.num_tasks() > 0) {
+    for (size_t task = 0; task < problem_.num_tasks(); ++task) {
+      rows_.push_back(problem_.healthy_row(task, pools_.most, scale_));
+    }
+    relaxation_ = Relaxation(rows_, pools_.most);
+    int64_t gap = relaxation_.gap_guess(pools_.most);
+    for (int round = 0; round < kRounds && !members_.empty(); ++round, gap *= kWiden) settle(gap, workspace, found);
+    if (members_.size() > kDirectMax) settle(kNoGapMax, workspace, found);
   }
-  // The shorter of the two gives the choices: the work is their number times the columns.
-  const bool is_prefix_shorter = prefix_.cap(task) <= suffix_.cap(num_after);
-  const Chain& chosen = is_prefix_shorter ? prefix_ : suffix_;
-  const Chain& source = is_prefix_shorter ? suffix_ : prefix_;
-  const size_t chosen_row = is_prefix_shorter ? task : num_after;
-  const size_t source_row = is_prefix_shorter ? num_after : task;
-  const int32_t from = chosen.first(chosen_row);
-  const Choices choices{staircase_.data() + from, chosen.values(chosen_row) + from,
-                        static_cast<size_t>(chosen.cap(chosen_row) - from + 1)};
-  max_plus(source.values(source_row), choices, others, first, pool_);
+  for (const Member& member : members_) found->offer(member, solve_alternative(problem_, *member.alternative), 0);
 }
 
-Solution LeaveOneOut::one_changed(const Override& changed) const {
-  const auto task = static_cast<size_t>(changed.task);
-  const size_t num_after = rows_.size() - 1 - task;
-  const Best best =
-      best_choice(others_storage_.data() + kColumnsPad, problem_.override_row(changed, pool_, scale_), pool_);
-  Solution result{best.key, std::vector<int32_t>(rows_.size())};
-  if (best.key == kNever) return result;
-  result.allocation[task] = best.count;
-  split(prefix_, task, num_after, pool_ - best.count, &result.allocation);
-  return result;
-}
-
-Solution LeaveOneOut::several_changed(const std::vector<Override>& changed) const {
-  const auto first = static_cast<size_t>(changed.front().task);
-  const auto last = static_cast<size_t>(changed.back().task);
-  std::vector<Row> rows;
-  std::vector<const Row*> pointers;
-  auto next = changed.begin();
-  for (size_t task = first; task <= last; ++task) {
-    const bool is_changed = static_cast<size_t>(next->task) == task;
-    rows.push_back(is_changed ? problem_.override_row(*next++, pool_, scale_) : rows_[task]);
-  }
-  for (const Row& row : rows) pointers.push_back(&row);
-  Chain middle(pool_, count_total_, rows.size() + 1);
-  // The prefix is one row of the middle: every number of slots it may take, with its value.
-  const Row before = as_row(prefix_, first);
-  pointers.insert(pointers.begin(), &before);
-  for (const Row* row : pointers) middle.push(*row);
-  const size_t num_after = rows_.size() - 1 - last;
-  Solution result{kNever, std::vector<int32_t>(rows_.size())};
-  const int32_t column = meeting(middle, pointers.size(), num_after, pool_, &result.key);
-  if (result.key == kNever) return result;
-  std::vector<int32_t> counts(pointers.size());
-  middle.trace(pointers, pointers.size(), column, counts.data());
-  std::copy(counts.begin() + 1, counts.end(), result.allocation.begin() + static_cast<ptrdiff_t>(first));
-  prefix_.trace(prefix_rows_, first, counts[0], result.allocation.data());
-  trace_suffix(num_after, pool_ - column, &result.allocation);
-  return result;
-}
-
-std::vector<Row> LeaveOneOut::make_rows() const {
-  std::vector<Row> rows;
-  for (size_t task = 0; task < problem_.num_tasks(); ++task) rows.push_back(problem_.healthy_row(task, pool_, scale_));
-  return rows;
-}
-
-Row LeaveOneOut::as_row(const Chain& chain, size_t num_rows) const {
-  const int32_t from = chain.first(num_rows);
-  const int32_t cap = chain.cap(num_rows);
-  return Row{-1,
-             {staircase_.begin() + from, staircase_.begin() + cap + 1},
-             {chain.values(num_rows) + from, chain.values(num_rows) + cap + 1}};
-}
-
-int32_t LeaveOneOut::meeting(const Chain& left, size_t num_left, size_t num_after, int32_t slots, double* key) const {
-  const double* before = left.values(num_left);
-  const double* after = suffix_.values(num_after);
-  int32_t best = 0;
-  *key = kNever;
-  for (int32_t column = left.first(num_left); column <= slots; ++column) {
-    const double sum = before[column] + after[slots - column];
-    if (sum > *key) {
-      *key = sum;
-      best = column;
+void Horizon::settle(int64_t gap, LeaveOneOut::Workspace* workspace, Found* found) {
+  LeaveOneOut sums(problem_, scale_, rows_within(gap), relaxation_, pools_, overrides_max_, workspace);
+  std::vector<Member> open;
+  for (const Member& member : members_) {
+    const auto [best, bound] = sums.best(*member.alternative);
+    if (gap == kNoGapMax || best.key >= static_cast<double>(bound - gap)) {
+      found->offer(member, Solution{best.key, {}}, best.count);
+    } else if (!found->is_beaten(member, scale_.reward_flop(static_cast<double>(bound)))) {
+      open.push_back(member);
     }
   }
-  return best;
+  found->complete(members_, &sums);
+  members_ = std::move(open);
 }
 
-void LeaveOneOut::split(const Chain& left, size_t num_left, size_t num_after, int32_t slots,
-                        std::vector<int32_t>* allocation) const {
-  double key;
-  const int32_t column = meeting(left, num_left, num_after, slots, &key);
-  left.trace(prefix_rows_, num_left, column, allocation->data());
-  trace_suffix(num_after, slots - column, allocation);
-}
-
-void LeaveOneOut::trace_suffix(size_t num_after, int32_t column, std::vector<int32_t>* allocation) const {
-  std::vector<int32_t> reversed(num_after);
-  suffix_.trace(suffix_rows_, num_after, column, reversed.data());
-  std::copy(reversed.begin(), reversed.end(), allocation->rbegin());
-}
-
-// All alternatives of one pool and one horizon, in an order in which each task is left out once.
-template <class Receive>
-void solve_pool(const Problem& problem, std::vector<Member> members, const Receive& receive) {
-  constexpr size_t kDirectMax = 2;  // below this, prefix and suffix would not pay
-  if (members.size() <= kDirectMax || problem.num_tasks() == 0) {
-    for (const Member& member : members) receive(member, solve_alternative(problem, *member.alternative));
-    return;
-  }
-  const Alternative& any = *members.front().alternative;
-  LeaveOneOut sums(problem, any.pool, problem.running_s(any));
-  const auto task_of = [](const Member& member) {
-    const auto& overrides = member.alternative->overrides;
-    return overrides.size() == 1 ? overrides.front().task : int32_t{-1};
-  };
-  std::stable_sort(members.begin(), members.end(),
-                   [&](const Member& a, const Member& b) { return task_of(a) < task_of(b); });
-  int32_t left_out = -1;
-  for (const Member& member : members) {
-    const auto& overrides = member.alternative->overrides;
-    if (overrides.empty()) {
-      receive(member, sums.unchanged());
-    } else if (overrides.size() > 1) {
-      receive(member, sums.several_changed(overrides));
-    } else {
-      if (left_out != overrides.front().task) sums.leave_out(static_cast<size_t>(overrides.front().task));
-      left_out = overrides.front().task;
-      receive(member, sums.one_changed(overrides.front()));
-    }
-  }
+std::vector<Row> Horizon::rows_within(int64_t gap) const {
+  if (gap == kNoGapMax) return rows_;
+  std::vector<Row> result;
+  for (size_t task = 0; task < rows_.size(); ++task) result.push_back(relaxation_.within(rows_[task], task, gap));
+  return result;
 }
 
 }  // namespace
 
-PlanTable::PlanTable(const Problem& problem, const std::vector<std::vector<Alternative>>& events)
-    : plans_(events.size()) {
+PlanTable::PlanTable(const Problem& problem, const std::vector<std::vector<const Alternative*>>& events) {
   if (events.size() > kEventsMax) {
     throw Error(ErrorCode::kLimitExceeded, "more than " + std::to_string(kEventsMax) + " events in a plan table");
   }
-  std::map<std::pair<int32_t, double>, std::vector<Member>> pools;  // by pool and horizon
+  std::map<double, std::vector<Member>> horizons;
   for (size_t event = 0; event < events.size(); ++event) {
     for (size_t index = 0; index < events[event].size(); ++index) {
-      problem.check(events[event][index]);
-      const Alternative& alternative = events[event][index];
-      pools[{alternative.pool, problem.running_s(alternative)}].push_back(
-          {event, static_cast<int32_t>(index), &alternative});
+      const Alternative* alternative = events[event][index];
+      problem.check(*alternative);
+      horizons[problem.running_s(*alternative)].push_back({event, static_cast<int32_t>(index), alternative});
     }
   }
-  std::vector<bool> has_plan(events.size());
-  for (auto& [pool, members] : pools) {
-    solve_pool(problem, std::move(members), [&](const Member& member, Solution&& solution) {
-      if (solution.key == kNever) return;
-      Plan plan = make_plan(problem, *member.alternative, member.index, std::move(solution));
-      Plan& best = plans_[member.event];
-      const bool ties_earlier = has_plan[member.event] && !is_better(best, plan) && plan.alternative < best.alternative;
-      if (!has_plan[member.event] || is_better(plan, best) || ties_earlier) best = std::move(plan);
-      has_plan[member.event] = true;
-    });
+  Found found(problem, events.size());
+  LeaveOneOut::Workspace workspace;
+  for (auto& [running_s, members] : horizons) {
+    Horizon(problem, running_s, std::move(members)).solve(&workspace, &found);
   }
-  const auto missing = std::find(has_plan.begin(), has_plan.end(), false);
-  if (missing != has_plan.end()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "event " + std::to_string(missing - has_plan.begin()) + ": no alternative has a plan");
-  }
+  plans_ = std::move(found).plans();
 }
 
 const Plan& PlanTable::lookup(int64_t event) const {

@@ -12,6 +12,7 @@
 #include "planner/max_plus.h"
 #include "planner/placement.h"
 #include "planner/plan_table.h"
+#include "planner/relaxation.h"
 #include "planner/reward.h"
 
 namespace unicron::planner {
@@ -51,10 +52,10 @@ Override random_override(Random& random, const Problem& problem, int32_t task) {
   return changed;
 }
 
-Problem random_problem(Random& random) {
-  const int32_t pool = draw(random, 1, 9);
+Problem random_problem(Random& random, int32_t pool_max = 9, int32_t tasks_max = 4) {
+  const int32_t pool = draw(random, 1, pool_max);
   std::vector<Task> tasks;
-  for (int32_t index = draw(random, 1, 4); index > 0; --index) tasks.push_back(random_task(random, pool));
+  for (int32_t index = draw(random, 1, tasks_max); index > 0; --index) tasks.push_back(random_task(random, pool));
   std::vector<double> running_s;
   for (int32_t slots = 0; slots <= pool; ++slots) running_s.push_back(1000.0 / std::max(slots, 1));
   return Problem(std::move(tasks), std::move(running_s), 100);
@@ -75,6 +76,15 @@ std::vector<Alternative> random_event(Random& random, const Problem& problem) {
   return alternatives;
 }
 
+PlanTable table_of(const Problem& problem, const std::vector<std::vector<Alternative>>& events) {
+  std::vector<std::vector<const Alternative*>> pointers;
+  for (const std::vector<Alternative>& event : events) {
+    pointers.emplace_back();
+    for (const Alternative& alternative : event) pointers.back().push_back(&alternative);
+  }
+  return PlanTable(problem, pointers);
+}
+
 double brute_force(const std::vector<Row>& rows, size_t task, int32_t slots) {
   if (task == rows.size()) return 0;
   double best = kNever;
@@ -85,7 +95,7 @@ double brute_force(const std::vector<Row>& rows, size_t task, int32_t slots) {
 }
 
 std::vector<Row> rows_of(const Problem& problem, const Alternative& alternative) {
-  const Scale scale = problem.scale(alternative.pool, problem.running_s(alternative));
+  const Scale scale = problem.scale(problem.running_s(alternative));
   std::vector<Row> rows;
   for (size_t task = 0; task < problem.num_tasks(); ++task) {
     rows.push_back(problem.healthy_row(task, alternative.pool, scale));
@@ -119,13 +129,13 @@ void test_direct_solve_is_brute_force() {
   }
 }
 
-void test_table_is_direct_solve() {
-  Random random(2);
-  for (int round = 0; round < 1000; ++round) {
-    const Problem problem = random_problem(random);
+void test_table_is_direct_solve(uint64_t seed, int num_rounds, int32_t pool_max, int32_t tasks_max) {
+  Random random(seed);
+  for (int round = 0; round < num_rounds; ++round) {
+    const Problem problem = random_problem(random, pool_max, tasks_max);
     std::vector<std::vector<Alternative>> events;
     for (int event = 0; event < 12; ++event) events.push_back(random_event(random, problem));
-    const PlanTable table(problem, events);
+    const PlanTable table = table_of(problem, events);
     for (size_t event = 0; event < events.size(); ++event) {
       const Plan& found = table.lookup(static_cast<int64_t>(event));
       const Plan direct = solve(problem, events[event]);
@@ -135,6 +145,27 @@ void test_table_is_direct_solve() {
       const Alternative& won = events[event][static_cast<size_t>(found.alternative)];
       CHECK(key_of(rows_of(problem, won), found.allocation) == key_of(rows_of(problem, won), direct.allocation));
     }
+  }
+}
+
+// Whatever the price, and with a gap as wide as the bound is off, the best plan is still there.
+void test_bound_is_no_less() {
+  Random random(5);
+  for (int round = 0; round < 300; ++round) {
+    const Problem problem = random_problem(random, 12, 5);
+    const int32_t pool = draw(random, 0, problem.pool_max());
+    const Alternative alternative{pool, {}, 0};
+    const std::vector<Row> rows = rows_of(problem, alternative);
+    const Relaxation relaxation(rows, problem.pool_max());
+    const double best = brute_force(rows, 0, pool);
+    if (best == kNever) continue;
+    const int64_t bound = relaxation.bound(alternative, {});
+    CHECK(static_cast<double>(bound) >= best);
+    std::vector<Row> within;
+    for (size_t task = 0; task < rows.size(); ++task) {
+      within.push_back(relaxation.within(rows[task], task, bound - static_cast<int64_t>(best)));
+    }
+    CHECK(brute_force(within, 0, pool) == best);
   }
 }
 
@@ -180,6 +211,12 @@ void test_failure_rate() {
   CHECK(testing::throws<Error>([] { FailureRate{0, 1, 0, 0}.running_s(1); }));
 }
 
+double sum_at(const double* left, const std::vector<double>& right, int32_t last) {
+  double best = kNever;
+  for (int32_t at = 0; at <= last; ++at) best = std::max(best, left[at] + right[static_cast<size_t>(last - at)]);
+  return best;
+}
+
 // Wide enough for whole tiles and for the one that overlaps, whatever instructions this machine has.
 void test_max_plus() {
   Random random(3);
@@ -200,6 +237,7 @@ void test_max_plus() {
         best = std::max(best, from[kColumnsPad + static_cast<size_t>(at - counts[choice])] + keys[choice]);
       }
       CHECK(to[static_cast<size_t>(at)] == best);
+      CHECK(best_sum(from.data() + kColumnsPad, to.data() + at, at + 1) == sum_at(from.data() + kColumnsPad, to, at));
     }
   }
 }
@@ -216,8 +254,8 @@ void test_bad_problems_are_refused() {
   const Problem problem({Task{0, 0, {1}, {1}, {0}}}, {1, 1}, 10);
   CHECK(testing::throws<Error>([&] { solve(problem, {Alternative{2, {}, 0}}); }));  // a pool it does not know
   CHECK(testing::throws<Error>([&] { solve(problem, {Alternative{0, {}, 0}}); }));  // no plan fits
-  CHECK(testing::throws<Error>([&] { PlanTable(problem, {{Alternative{0, {}, 0}}}); }));
-  CHECK(testing::throws<Error>([&] { PlanTable(problem, {{Alternative{1, {}, 0}}}).lookup(1); }));
+  CHECK(testing::throws<Error>([&] { table_of(problem, {{Alternative{0, {}, 0}}}); }));
+  CHECK(testing::throws<Error>([&] { table_of(problem, {{Alternative{1, {}, 0}}}).lookup(1); }));
 }
 
 void test_placement() {
@@ -244,7 +282,9 @@ int main() {
   unicron::planner::test_failure_rate();
   unicron::planner::test_max_plus();
   unicron::planner::test_direct_solve_is_brute_force();
-  unicron::planner::test_table_is_direct_solve();
+  unicron::planner::test_table_is_direct_solve(2, 1000, 9, 4);
+  unicron::planner::test_table_is_direct_solve(4, 60, 90, 14);  // many tasks: most counts are ruled out by the bound
+  unicron::planner::test_bound_is_no_less();
   unicron::planner::test_ties_move_least();
   unicron::planner::test_alternatives_by_reward();
   unicron::planner::test_bad_problems_are_refused();

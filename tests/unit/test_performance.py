@@ -12,7 +12,7 @@ from unicron.performance.calibration import calibration_of, generations, scaled
 from unicron.performance.errors import PerformanceError
 from unicron.performance.machine import GPU_TYPES, machine_of
 from unicron.performance.measured import table_flops
-from unicron.performance.memory import RECOMPUTE_FULL, RECOMPUTE_NONE
+from unicron.performance.memory import RECOMPUTE_FULL, RECOMPUTE_NONE, stage_layers
 from unicron.performance.search import TaskLayout, TaskModel, estimate, refusal_of, throughput
 from unicron.performance.shape import ModelShape, divisors, hardware_flop, parameters, sample_flop
 
@@ -85,6 +85,38 @@ def test_tensor_parallelism_across_nodes_is_slow() -> None:
     inside = estimate(task, slow, OLD, layout)
     across = estimate(task, slow._replace(gpus_per_node=4), OLD, layout)
     assert across.iteration_s > 1.1 * inside.iteration_s
+
+
+def test_a_network_that_the_host_moves_reduces_gradients_slowly() -> None:
+    task = TaskModel(GPT3, 512)
+    layout = TaskLayout(8, 4, 8, 1, 1, RECOMPUTE_FULL)
+    rdma = estimate(task, A100, OLD, layout).iteration_s
+    onload = estimate(task, A100._replace(network_onload=True), OLD, layout).iteration_s
+    assert onload > rdma
+    alone = layout._replace(dp=1)
+    assert estimate(task, A100._replace(network_onload=True), OLD, alone) == estimate(task, A100, OLD, alone)
+
+
+def test_layers_that_pp_does_not_divide() -> None:
+    """7 stages of 48 layers: 7 layers each, 6 in the last, which has the head."""
+    assert stage_layers(GPT3._replace(layers=48), 7) == 7
+    assert stage_layers(GPT3._replace(layers=70), 12) == 6
+    assert stage_layers(GPT3._replace(layers=4), 8) == 1
+
+
+def test_small_micro_batches_pay_more_for_gradient_sums() -> None:
+    """Weight gradients are added once per micro-batch, whatever its size."""
+    task, layout = TaskModel(GPT3, 512), TaskLayout(8, 8, 2, 1, 1, RECOMPUTE_FULL)
+    apart, fused = (OLD.software._replace(fused_gradients=value) for value in (False, True))
+
+    def costs(size: int) -> float:
+        seconds = [
+            estimate(task, A100, OLD._replace(software=software), layout._replace(micro_batch=size)).iteration_s
+            for software in (apart, fused)
+        ]
+        return seconds[0] - seconds[1]
+
+    assert 3 < costs(1) / costs(4) < 4.5  # a bubble of longer micro-batches takes a part
 
 
 @pytest.mark.parametrize("gpu", GPU_TYPES)

@@ -12,6 +12,7 @@ import pytest
 from unicron.cli import main
 from unicron.planner import Cluster, Planner, PlannerProblem, check
 from unicron.planner.planner import at_least
+from unicron.planner.situation import situation_of
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -131,6 +132,15 @@ def test_every_entry_of_the_table_is_a_direct_solve() -> None:
         found, direct = planner.lookup(event), planner.solve([event])
         assert (found.reward_flop, found.moves) == (direct.reward_flop, direct.moves), event
         assert planner.decision([event]).from_table
+
+
+def test_what_a_spent_standby_costs_is_said() -> None:
+    from unicron.planner.explain import explain
+
+    planner = Planner(rigid(standbys=1))
+    said = explain(planner, planner.decision(["slot:a"]))
+    assert "Chosen: spend standbys. Until they are back that may cost" in said
+    assert planner.standby_cost(situation_of(planner.cluster, ("slot:a",))) > 0
 
 
 def test_several_events_at_once_are_solved() -> None:

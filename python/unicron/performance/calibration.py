@@ -28,21 +28,24 @@ class Software(NamedTuple):
     overlapped_reduction: bool  # gradients are reduced under the backward pass
     overlapped_tensor: bool  # tensor-parallel traffic under the matrix products
     waited_transfers: int  # per micro-batch: 0 under the computation, 2 both ways at once, 4 one after the other
+    fused_gradients: bool  # weight gradients are added to their sums where they are made
     gradient_bytes: int  # of one gradient element as it is reduced
 
 
 class Efficiency(NamedTuple):
-    """Shares of the data sheet that are reached, 0..1; none of them has to do with one model or layout."""
+    """Shares of the data sheet that are reached, 0..1, unless it says else; none is of one model or layout."""
 
     matrix: float  # of peak_flops, by a large matrix product
     attention: float  # of matrix, by the batched products of attention
     misaligned: float  # of matrix, by a product whose inner extent is no multiple of 8 elements
     hbm: float  # of HBM bandwidth, by elementwise kernels
     link: float  # of the links inside a node, by collectives
-    network: float  # of the network between nodes
+    network: float  # of the network between nodes, with RDMA or slower than the host
+    network_onload: float  # the same, of collectives, where the host's processors move the bytes
     hidden_tensor: float  # of tensor-parallel traffic, where it is overlapped
     hidden_reduction: float  # of gradient traffic, where it is overlapped
     tail_waves: float  # waves of tiles that starting and ending a matrix product costs
+    tile_fill: float  # elements of inner extent that starting and ending one tile costs
 
 
 class Calibration(NamedTuple):

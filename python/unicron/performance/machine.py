@@ -24,6 +24,7 @@ class Machine(NamedTuple):
     link_bytes_per_s: float  # per GPU, between the GPUs of a node
     network_bytes_per_s: float  # per node
     gpus_per_node: int
+    network_onload: bool = False  # the host's processors move the bytes (Omni-Path): no RDMA from GPU memory
 
 
 class GpuType(NamedTuple):
@@ -61,8 +62,9 @@ def machine_of(
     precision: str = "bf16",
     gpus_per_node: int = 0,
     network_bytes_per_s: float = 0.0,
+    network_onload: bool = False,
 ) -> Machine:
-    """A node of this GPU type; 0 takes the vendor's own system (8 GPUs, one adapter a GPU).
+    """A node of this GPU type; 0 takes the vendor's own system (8 GPUs, one adapter a GPU, RDMA).
 
     Raises PerformanceError for an unknown type or precision, and for numbers that are not positive and finite.
     """
@@ -82,6 +84,7 @@ def machine_of(
         link_bytes_per_s=kind.link_bytes_per_s,
         network_bytes_per_s=network_bytes_per_s or kind.network_bytes_per_s,
         gpus_per_node=gpus_per_node or kind.gpus_per_node,
+        network_onload=network_onload,
     )
     return checked_machine(result)
 
@@ -89,6 +92,6 @@ def machine_of(
 def checked_machine(machine: Machine) -> Machine:
     """The machine itself. Raises PerformanceError unless every number of it is positive and finite."""
     for name, value in machine._asdict().items():
-        if not (math.isfinite(value) and value > 0):
+        if name != "network_onload" and not (math.isfinite(value) and value > 0):
             raise PerformanceError(f"machine.{name} must be positive and finite, not {value!r}")
     return machine

@@ -22,10 +22,8 @@ RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL = 0, 1, 2
 
 @compiled
 def stage_layers(shape: ModelShape, pp: int) -> int:
-    """Layers of the fullest stage; where pp does not divide them, embedding and head are laid out as a layer each."""
-    if shape.layers % pp == 0:
-        return shape.layers // pp
-    return math.ceil((shape.layers + 2) / pp)
+    """Layers of the fullest stage; where pp does not divide them, the last one, which has the head, has fewer."""
+    return math.ceil(shape.layers / pp)
 
 
 @compiled

@@ -43,7 +43,7 @@ def product_s(machine: Machine, efficiency: Efficiency, m: float, k: float, n: f
     wide_s = (math.ceil(wide / machine.multiprocessors) + efficiency.tail_waves) * 256.0 * 128.0
     narrow_s = (math.ceil(narrow / machine.multiprocessors) + efficiency.tail_waves) * 128.0 * 128.0 / 0.9
     per_multiprocessor = machine.peak_flops * efficiency.matrix / machine.multiprocessors
-    compute_s = 2.0 * k * min(wide_s, narrow_s) / per_multiprocessor
+    compute_s = 2.0 * (k + efficiency.tile_fill) * min(wide_s, narrow_s) / per_multiprocessor
     traffic_s = ELEMENT_BYTES * (m * k + k * n + m * n) / (machine.hbm_bytes_per_s * efficiency.hbm)
     return max(compute_s, traffic_s)
 
@@ -66,6 +66,12 @@ def attention_s(
 
 
 @compiled
+def network_bytes_per_s(machine: Machine, efficiency: Efficiency) -> float:
+    """Of a node, as collectives reach it."""
+    return machine.network_bytes_per_s * (efficiency.network_onload if machine.network_onload else efficiency.network)
+
+
+@compiled
 def tensor_traffic_s(
     shape: ModelShape, machine: Machine, software: Software, efficiency: Efficiency, micro_batch: int, tp: int
 ) -> float:
@@ -74,31 +80,44 @@ def tensor_traffic_s(
         return 0.0
     rate = machine.link_bytes_per_s * efficiency.link
     if tp > machine.gpus_per_node:
-        rate = min(rate, machine.network_bytes_per_s * efficiency.network)
+        rate = min(rate, network_bytes_per_s(machine, efficiency))
     payload = ELEMENT_BYTES * micro_batch * shape.seq * shape.hidden
     traffic_s = 2.0 * (2.0 * (tp - 1.0) / tp * payload / rate + COLLECTIVE_S)
     return traffic_s * (1.0 - efficiency.hidden_tensor) if software.overlapped_tensor else traffic_s
 
 
 @compiled
-def layer_forward_s(
+def product_both_s(machine: Machine, efficiency: Efficiency, m: float, k: float, n: float) -> tuple[float, float]:
+    """Forward, and backward: the gradients of its input and of its weights, whose inner extents are n and m."""
+    backward_s = product_s(machine, efficiency, m, n, k) + product_s(machine, efficiency, k, m, n)
+    return product_s(machine, efficiency, m, k, n), backward_s
+
+
+@compiled
+def layer_s(
     shape: ModelShape, machine: Machine, software: Software, efficiency: Efficiency, micro_batch: int, tp: int
-) -> float:
-    """Computation of one layer's forward pass, without attention's core and without traffic."""
+) -> tuple[float, float]:
+    """Computation of one layer's forward and backward pass, without attention's core and without traffic."""
     tokens = float(micro_batch) * shape.seq
     hidden = float(shape.hidden)
     projected = hidden * (1.0 + 2.0 * shape.query_groups / shape.heads)
     inwards = shape.ffn * (2.0 if shape.gated else 1.0)
-    products_s = (
-        product_s(machine, efficiency, tokens, hidden, projected / tp)
-        + product_s(machine, efficiency, tokens, hidden / tp, hidden)
-        + product_s(machine, efficiency, tokens, hidden, inwards / tp)
-        + product_s(machine, efficiency, tokens, float(shape.ffn) / tp, hidden)
-    )
+    inner = float(shape.ffn)
+    query = product_both_s(machine, efficiency, tokens, hidden, projected / tp)
+    output = product_both_s(machine, efficiency, tokens, hidden / tp, hidden)
+    widen = product_both_s(machine, efficiency, tokens, hidden, inwards / tp)
+    narrow = product_both_s(machine, efficiency, tokens, inner / tp, hidden)
+    memory = machine.hbm_bytes_per_s * efficiency.hbm
     # norms 8, dropouts and residuals 14 bytes an element; activation function reads and writes the ffn
     whole = 22.0 * hidden / (tp if software.sequence_parallel else 1)
-    traffic = tokens * (whole + ELEMENT_BYTES * (inwards + shape.ffn) / tp)
-    return products_s + traffic / (machine.hbm_bytes_per_s * efficiency.hbm)
+    elementwise_s = tokens * (whole + ELEMENT_BYTES * (inwards + shape.ffn) / tp) / memory
+    # Each micro-batch's weight gradients are written, read, and added to the sums, unless the product does that itself:
+    # there it hides under the computation.
+    weights = (hidden * (projected + hidden) + hidden * inwards + inner * hidden) / tp
+    added = 0.0 if software.fused_gradients else 2.0 * (ELEMENT_BYTES + software.gradient_bytes)
+    forward_s = query[0] + output[0] + widen[0] + narrow[0] + elementwise_s
+    backward_s = query[1] + output[1] + widen[1] + narrow[1] + 2.0 * elementwise_s + weights * added / memory
+    return forward_s, backward_s
 
 
 @compiled
@@ -111,7 +130,8 @@ def head_s(shape: ModelShape, machine: Machine, efficiency: Efficiency, micro_ba
     tokens = float(micro_batch) * shape.seq
     columns = float(shape.vocab) / tp
     traffic_s = 58.0 * tokens * columns / (machine.hbm_bytes_per_s * efficiency.hbm)
-    return 3.0 * product_s(machine, efficiency, tokens, float(shape.hidden), columns) + traffic_s
+    forward_s, backward_s = product_both_s(machine, efficiency, tokens, float(shape.hidden), columns)
+    return forward_s + backward_s + traffic_s
 
 
 @compiled
@@ -133,7 +153,7 @@ def transfer_s(
     # Megatron's order tp-dp-pp: the neighbour is tp * dp ranks away.
     inside = tp * dp * pp <= machine.gpus_per_node
     rate = machine.link_bytes_per_s * efficiency.link
-    if not inside:
+    if not inside:  # also through a host it passes but once, and is not added up
         rate = min(rate, machine.network_bytes_per_s * efficiency.network / machine.gpus_per_node)
     return software.waited_transfers * vpp * payload / rate
 
@@ -152,20 +172,21 @@ def stage_times(
     which, micro_batch = recompute
     core_s = attention_s(shape, machine, software, efficiency, micro_batch, tp)
     traffic_s = tensor_traffic_s(shape, machine, software, efficiency, micro_batch, tp)
-    forward_s = layer_forward_s(shape, machine, software, efficiency, micro_batch, tp) + core_s + traffic_s
-    backward_s = 2.0 * (forward_s - traffic_s) + traffic_s
+    forward_s, backward_s = layer_s(shape, machine, software, efficiency, micro_batch, tp)
+    forward_s += core_s + traffic_s
+    backward_s += 2.0 * core_s + traffic_s
     if which == RECOMPUTE_FULL:
         backward_s += forward_s
     elif which == RECOMPUTE_SELECTIVE and not software.fused_attention:
         backward_s += core_s
     logits_s = head_s(shape, machine, efficiency, micro_batch, tp)
-    layer_s = forward_s + backward_s
+    both_s = forward_s + backward_s
     layers = stage_layers(shape, pp)
-    last_s = layers * layer_s + logits_s
+    last_s = layers * both_s + logits_s
     if shape.layers % pp:
-        last_s = max(layers * layer_s, last_s - layer_s)
+        last_s = max(layers * both_s, last_s - both_s)
     wait_s = transfer_s(shape, machine, software, efficiency, micro_batch, split)
-    mean_s = (shape.layers * layer_s + logits_s) / pp
+    mean_s = (shape.layers * both_s + logits_s) / pp
     elements = stage_parameters(shape, tp, pp)
     return StageTimes(last_s + wait_s, mean_s + wait_s, layers * backward_s, elements)
 
@@ -182,7 +203,7 @@ def reduction_s(
     rate = machine.link_bytes_per_s * efficiency.link
     if dp > per_node:
         groups = machine.gpus_per_node / per_node  # of one node, sharing its network
-        rate = min(rate, machine.network_bytes_per_s * efficiency.network / groups)
+        rate = min(rate, network_bytes_per_s(machine, efficiency) / groups)
     share = (dp - 1.0) / dp * stage.elements / rate
     gradients_s = share * software.gradient_bytes
     weights_s = share * (ELEMENT_BYTES if software.distributed_optimizer else software.gradient_bytes)

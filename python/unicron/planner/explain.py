@@ -19,6 +19,9 @@ def explain(planner: Planner, decision: Decision) -> str:
     sentences = [_what(planner, decision, situation)]
     if situation.wounded:
         sentences.append(f"Chosen: {HOW[decision.how]}.")
+    if decision.how == "standby":
+        cost = planner.standby_cost(situation)
+        sentences.append(f"Until they are back that may cost {cost:.3g} FLOP in the next failures, which is counted.")
     sentences += _changes(planner, decision, situation)
     sentences.append(
         f"In all {_flops(decision.waf)} weighted; the next failure is expected in {duration(running_s)}, "

@@ -112,6 +112,12 @@ class Planner:
         running_s = self.running_s(situation.pool)
         return min(running_s, self.cluster.transitions.repair_s) if situation.lost_slots else running_s
 
+    def standby_cost(self, situation: Situation) -> float:
+        """FLOP that the standbys are worth which would take the place of what was lost: their use in the failures that
+        may come before they are back."""
+        spent = situation.lost_slots - situation.lost_free
+        return sum(self._standby_worth[situation.standbys - spent : situation.standbys])
+
     # ------------------------------------------------------------ arrays
 
     def _make_problem(self, pool_max: int) -> _core.PlannerProblem:
@@ -157,8 +163,7 @@ class Planner:
         pool = situation.pool + situation.lost_slots - situation.lost_free
         spent = situation.lost_slots - situation.lost_free
         if situation.standbys >= spent:
-            cost = sum(self._standby_worth[situation.standbys - spent : situation.standbys])
-            ways.append(("standby", self._way(situation, pool, times.standby_s, cost)))
+            ways.append(("standby", self._way(situation, pool, times.standby_s, self.standby_cost(situation))))
         if self.cluster.waits:
             ways.append(("wait", self._way(situation, pool, math.inf)))
         return ways

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "planner/reward.h"
@@ -22,16 +23,32 @@ struct Plan {
   int64_t moves = 0;                // sum over tasks that are there of |x' - x|
 };
 
-// S of a growing list of tasks for one pool.
+// Memory for sums that is used again: megabytes of fresh pages cost as much as filling them.
+class Buffer {
+ public:
+  double* reserve(size_t size);  // not initialised; what was reserved before is gone
+
+ private:
+  std::unique_ptr<double[]> values_;
+  size_t size_ = 0;
+};
+
+struct Pools {
+  int32_t least;
+  int32_t most;
+};
+
+// S of a growing list of tasks for all pools between two.
 class Chain {
  public:
-  // `rest_max`: sum of the greatest counts of all tasks that will still take part, pushed here or not.
-  Chain(int32_t pool, int64_t rest_max, size_t num_rows_max);
+  // `rest_max`: sum of the greatest counts of all tasks that will still take part, pushed here or not. Reserves the
+  // buffer, which must outlive the chain.
+  Chain(Pools pools, int64_t rest_max, size_t num_rows_max, Buffer* buffer);
 
   void push(const Row& row);
   size_t num_rows() const { return num_rows_; }
 
-  // S(num_rows, .): columns [first(num_rows), pool] hold, kNever stands below.
+  // S(num_rows, .): columns [first(num_rows), pools.most] hold, kNever stands below.
   const double* values(size_t num_rows) const { return at(num_rows); }
   int32_t first(size_t num_rows) const { return bounds_[num_rows].first; }
   int32_t cap(size_t num_rows) const { return bounds_[num_rows].cap; }  // columns above it repeat it
@@ -45,15 +62,15 @@ class Chain {
     int64_t rest_max;
   };
 
-  double* at(size_t row) { return values_.data() + row * stride_ + stride_pad_; }
-  const double* at(size_t row) const { return values_.data() + row * stride_ + stride_pad_; }
+  double* at(size_t row) { return values_ + row * stride_ + stride_pad_; }
+  const double* at(size_t row) const { return values_ + row * stride_ + stride_pad_; }
   void push_first(const Row& row, double* to, int32_t first_column, int32_t cap);
 
-  int32_t pool_;
+  Pools pools_;
   size_t stride_pad_;
   size_t stride_;
   size_t num_rows_ = 0;
-  std::vector<double> values_;
+  double* values_;
   std::vector<Bounds> bounds_;  // one per row, row 0 is the empty list
 };
 

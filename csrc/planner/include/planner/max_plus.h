@@ -21,6 +21,9 @@ struct Choices {
 // Fills to[first ... last], both included; from[-kColumnsPad ... last] must be readable.
 void max_plus(const double* from, const Choices& choices, double* to, int64_t first, int64_t last);
 
+// One column of the same, where both sides are sums: max over i < size of left[i] + right_last[-i]; kNever for size 0.
+double best_sum(const double* left, const double* right_last, int64_t size);
+
 // The instructions in use: "avx512f", "avx2" or "generic".
 const char* max_plus_instructions();
 

@@ -62,16 +62,18 @@ struct Alternative {
   double running_s = -1;
 };
 
-// One task's choices as keys.
+// One task's choices as keys. Left out: what is not allowed, and what a smaller count does at least as well (T(t, x)
+// has steps, and a change has a price, so that is often most of them).
 struct Row {
   int32_t current = 0;
-  std::vector<int32_t> counts;  // ascending, those not allowed left out
-  std::vector<double> keys;
+  std::vector<int32_t> counts;  // ascending
+  std::vector<double> keys;     // ascending
 
   int32_t count_max() const { return counts.empty() ? 0 : counts.back(); }
 };
 
-// Power-of-two scales between FLOP and keys for one pool and one horizon.
+// Power-of-two scales between FLOP and keys for one horizon, whatever the pool: what is made for one pool holds for
+// all.
 struct Scale {
   double quantum_flop = 1;
   double moves_base = 2;  // above any number of moves
@@ -94,14 +96,15 @@ class Problem {
   // Throws kInvalidArgument for a pool, task or transition that this problem does not know.
   void check(const Alternative& alternative) const;
   double running_s(const Alternative& alternative) const;
-  Scale scale(int32_t pool, double running_s) const;
+  // The greatest count of a task within `pool`, 0 if there is none; that of a row may be less.
+  int32_t count_max(size_t index, int32_t pool) const;
+  Scale scale(double running_s) const;
   Row healthy_row(size_t index, int32_t pool, const Scale& scale) const;
   // A gone task has the single choice of no slots, worth nothing.
   Row override_row(const Override& changed, int32_t pool, const Scale& scale) const;
 
  private:
-  template <class Seconds>
-  Row make_row(size_t index, int32_t pool, const Scale& scale, const Seconds& seconds) const;
+  Row make_row(size_t index, int32_t pool, const Scale& scale, const double* transition_s, bool is_present_free) const;
 
   std::vector<Task> tasks_;
   std::vector<double> running_s_;
