@@ -217,6 +217,7 @@ class AgentHello(_Message, frozen=True):
     workers: tuple[WorkerStatus, ...] = ()  # what lives here already (a coordinator that comes back finds it)
     plans: tuple[EpochPlan, ...] = ()  # newest plan known, per task
     clock: str = ""  # whose monotonic clock this agent reads; equal on one machine
+    beat_port: int = 0  # UDP, on the host of its store; 0: it does not beat
 
 
 class PaceSample(_Message, frozen=True):
@@ -366,6 +367,17 @@ class AgentWelcome(_Message, frozen=True):
     again: bool = False  # say hello once more: the node was declared lost while its connection lived on
 
 
+class BeatOrder(_Message, frozen=True):
+    """How this node beats (csrc/monitor/beat.h), and whom it listens to. Replaces the former order."""
+
+    node: int  # its number in beats
+    key: bytes
+    port: int  # UDP, on the coordinator's host
+    period_ms: int
+    witnesses: tuple[tuple[str, int], ...]  # (host, UDP port) of agents that listen to this one
+    heard: tuple[tuple[int, int, bytes], ...]  # (number, incarnation, key) of those this one listens to
+
+
 class StartWorkers(_Message, frozen=True):
     """Start one worker per entry: (worker id, incarnation, rank or guessed rank, waiting)."""
 
@@ -440,8 +452,8 @@ AnyMessage = (
     PaceSample | WorkerPace | WorkerUnkillable |
     WorkerHello | WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
     | ArenaRequest | WorkerWelcome | ArenaGrant | Fork | Forked | ChildStatus | WorkerStatus | AgentHello
-    | AgentHeartbeat | WorkerUp | WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerExited
-    | FromWorker | TaskSpec | AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask
+    | AgentHeartbeat | BeatOrder | WorkerUp | WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled
+    | WorkerExited | FromWorker | TaskSpec | AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask
     | FinishUnderstudies | SaveAndHold | ArmFault | Request | Reply
 )  # fmt: skip
 

@@ -84,6 +84,13 @@ class CoordinatorDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class BeatsAnswered:
+    """The coordinator answers this node's beats (again), or does not any more: only this change is told."""
+
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorMessage:
     message: CoordinatorSays
 
@@ -191,6 +198,7 @@ class TimerFired:
 Event = (
     CoordinatorConnected
     | CoordinatorDisconnected
+    | BeatsAnswered
     | CoordinatorMessage
     | WorkerForked
     | ForkFailed

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from unicron.agent import arenas, lives
 from unicron.agent.actions import Action, ArmPulse, LeaveCoordinator, SendCoordinator, SendWorker
 from unicron.agent.config import AgentConfig
 from unicron.agent.events import (
     ArenaRequested,
+    BeatsAnswered,
     ChildStatusSeen,
     CoordinatorConnected,
     CoordinatorDisconnected,
@@ -47,7 +50,9 @@ from unicron.messages import (
     StartWorkers,
     StopTask,
     WorkerPace,
+    WorkerStatus,
 )
+from unicron.types import Stage
 
 EARLY_MS = 0.5  # hosts round timers
 
@@ -90,7 +95,9 @@ class AgentMachine:
             case CoordinatorDisconnected():
                 if self.state.is_connected and not self.state.is_stale:
                     self.state.term_ms = step.now_ms
-                self.state.is_connected = False
+                self.state.is_connected = self.state.is_heard = False
+            case BeatsAnswered(answered):
+                self.state.is_heard = answered
             case CoordinatorMessage():
                 self._on_order(step, event.message)
             case WorkerForked():
@@ -140,6 +147,7 @@ class AgentMachine:
             workers=tuple(w.status() for w in here if w.task not in state.ended),
             plans=tuple(state.plans[t] for t in sorted(state.plans)),
             clock=config.clock,
+            beat_port=config.beat_port,
         )
         step.actions.append(SendCoordinator(hello, "connected"))
         for report in state.reports:
@@ -273,15 +281,22 @@ class AgentMachine:
             worker.pace.clear()
 
     def _beat(self, step: Step) -> None:
-        if not self.state.is_connected:
+        """A heartbeat also says that this node lives; once its beats say so it needs news to be sent at once."""
+        state = self.state
+        if not state.is_connected:
             return  # the next connection starts them again
-        self.state.sequence += 1
-        beat = AgentHeartbeat(
-            node=self.config.node,
-            incarnation=self.config.incarnation,
-            sequence=self.state.sequence,
-            workers=tuple(w.status() for w in self.state.workers.values() if not w.is_dead),
-            paces=tuple(self._paces()),
-        )
-        step.actions.append(SendCoordinator(beat, "alive"))
+        workers = tuple(w.status() for w in state.workers.values() if not w.is_dead)
+        paces = tuple(self._paces())
+        facts = tuple(_without_progress(status) for status in workers)
+        is_due = step.now_ms - state.told_ms >= self.config.quiet_ms_max - EARLY_MS
+        if not state.is_heard or paces or facts != state.told or is_due:
+            state.told, state.told_ms = facts, step.now_ms
+            state.sequence += 1
+            beat = AgentHeartbeat(self.config.node, self.config.incarnation, state.sequence, workers, paces)
+            step.actions.append(SendCoordinator(beat, "alive"))
         step.set_timer("heartbeat", "coordinator", self.config.heartbeat_ms, "the next one")
+
+
+def _without_progress(status: WorkerStatus) -> WorkerStatus:
+    stage = status.stage if status.stage is Stage.DONE else Stage.IDLE
+    return msgspec.structs.replace(status, stage=stage, iteration=0, progress=0)

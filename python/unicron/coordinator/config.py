@@ -42,7 +42,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     plans_kept_max: int = 64  # per task: what explains a late report
     incidents_kept_max: int = 1_000
     tasks_max: int = 256
-    nodes_max: int = 4_096
+    nodes_max: int = 16_384
     # unmanaged scripts
     master_port_first: int = 29_500
     master_port_count: int = 2_000

@@ -71,6 +71,29 @@ class AgentProbed:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeHeard:
+    """Its beats come (again): only this change is told, not every beat."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVouched:
+    """Its beats do not come here; nodes that listen to it hear them."""
+
+    node: str
+    silent_ms: float  # here
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSilent:
+    """Its beats come neither here nor to the nodes that listen to it."""
+
+    node: str
+    silent_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     timer: str
 
@@ -123,6 +146,9 @@ Event = (
     | AgentMessage
     | AgentDisconnected
     | AgentProbed
+    | NodeHeard
+    | NodeVouched
+    | NodeSilent
     | TimerFired
     | TaskSubmitted
     | CancelRequested

@@ -22,6 +22,9 @@ from unicron.coordinator.events import (
     DrainRequested,
     Event,
     FaultRequested,
+    NodeHeard,
+    NodeSilent,
+    NodeVouched,
     Replayed,
     ResumeRequested,
     Started,
@@ -29,6 +32,7 @@ from unicron.coordinator.events import (
     TaskSubmitted,
     TimerFired,
 )
+from unicron.coordinator.hearing import on_hearing
 from unicron.coordinator.invariants import check
 from unicron.coordinator.journal import TermBegan
 from unicron.coordinator.replay import apply_entry, trim
@@ -118,6 +122,12 @@ class CoordinatorMachine:
                     step.refuse("unknown_node", f"{event.node} never said hello")
                 else:
                     nodes.on_probed(step, node, event.answer)
+            case NodeHeard() | NodeVouched() | NodeSilent():
+                node = self.state.nodes.get(event.node)
+                if node is None:
+                    step.refuse("unknown_node", f"{event.node} never said hello")
+                else:
+                    on_hearing(step, node, event)
             case TimerFired():
                 on_timer(step, event.timer)
             case TaskSubmitted():
@@ -208,7 +218,8 @@ class CoordinatorMachine:
 
 def _changed_nothing(step: Step, event: Event) -> bool:
     """A heartbeat after which every task, and what is decided, is as settled as the step before left it."""
-    if not isinstance(event, AgentMessage) or not isinstance(event.message, AgentHeartbeat):
+    is_heartbeat = isinstance(event, AgentMessage) and isinstance(event.message, AgentHeartbeat)
+    if not is_heartbeat and not isinstance(event, NodeHeard | NodeVouched):
         return False
     return not step.touched and not step.has_freed and not any(isinstance(a, WriteJournal) for a in step.actions)
 

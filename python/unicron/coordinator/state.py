@@ -39,6 +39,13 @@ class Purpose(enum.StrEnum):
     JOINER = "joiner"  # of a replica that comes back
 
 
+class Hearing(enum.StrEnum):
+    NONE = "none"  # it does not beat, as far as is known
+    HEARD = "heard"
+    VOUCHED = "vouched"  # not here; by nodes that listen to it
+    SILENT = "silent"  # by nobody
+
+
 @dataclass(slots=True)
 class NodeState:
     name: str
@@ -52,12 +59,18 @@ class NodeState:
     is_connected: bool = False
     clock: str = ""  # whose monotonic clock its agent reads
     probe_answer: str = ""
+    hearing: Hearing = Hearing.NONE  # its beats
     is_drained: bool = False  # (journal) a person wants it empty
 
     @property
     def is_usable(self) -> bool:
         """May tasks be given its slots? Suspicion alone takes nothing away."""
         return self.phase is not NodePhase.LOST and not self.is_drained
+
+    @property
+    def beats(self) -> bool:
+        """Somebody hears it."""
+        return self.hearing in (Hearing.HEARD, Hearing.VOUCHED)
 
     def move(self, trigger: str, now_ms: float) -> None:
         phase = next_node_phase(self.phase, trigger)

@@ -65,6 +65,7 @@ from unicron.agent.events import (
 from unicron.agent.machine import AgentMachine
 from unicron.messages import (
     ArenaGrant,
+    BeatOrder,
     Fork,
     Forked,
     MessageRefused,
@@ -75,6 +76,7 @@ from unicron.messages import (
 )
 from unicron.runtime import key_rotation, keys, logs, processes
 from unicron.runtime.arena_keeper import ArenaKeeper
+from unicron.runtime.beats import AgentBeats
 from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.coordinator_link import CoordinatorLink, endpoints_of
 from unicron.runtime.ending import Ending, rise
@@ -154,15 +156,18 @@ class AgentProcess:
         self._gate = Gatekeeper(self._context)
         self._admit()
         self._store = StoreServer(self._context, own.secret, settings.host, settings.store_port)
+        incarnation = settings.incarnation or _next_incarnation(directory)
+        self._beats = AgentBeats(settings.host, incarnation)
         facts = {
             "node": settings.node,
-            "incarnation": settings.incarnation or _next_incarnation(directory),
+            "incarnation": incarnation,
             "slots": settings.slots,
             "understudies": settings.understudies,
             "store": self._store.endpoint,
             "store_key": own.public,
             "clock": clock_id(),
             "socket": str(self._server.path),
+            "beat_port": self._beats.port,
         }
         config = msgspec.convert({**settings.machine, **facts}, AgentConfig)
         self._machine = AgentMachine(config)
@@ -194,6 +199,7 @@ class AgentProcess:
 
     def _turn(self) -> None:
         ready = self._poll()
+        self._beats.turned()
         self._ending.look(ready)
         if self._pulses.fileno() in ready:
             self._read_deaths()
@@ -207,6 +213,9 @@ class AgentProcess:
             self._gate.serve()
         if self._exposition is not None and self._exposition.fileno() in ready:
             self._exposition.serve()
+        if self._beats.fileno() in ready:
+            for change in self._beats.changes():
+                self._take(change)
         if not ready.keys().isdisjoint(self._coordinator.sockets):
             self._read_coordinator()
         if self._store.socket in ready:
@@ -231,6 +240,7 @@ class AgentProcess:
             for socket in (self._gate.socket, self._store.socket):
                 self._poller.register(socket, zmq.POLLIN)
             self._poller.register(self._pulses.fileno(), zmq.POLLIN)
+            self._poller.register(self._beats.fileno(), zmq.POLLIN)
             if self._exposition is not None:
                 self._poller.register(self._exposition.fileno(), zmq.POLLIN)
             self._ending.register(self._poller)
@@ -378,6 +388,9 @@ class AgentProcess:
                 message = decode(data)
             except MessageRefused as error:
                 log.warning("refused from the coordinator: %s: %s", type(error).__name__, error)
+                continue
+            if isinstance(message, BeatOrder):
+                self._beats.follow(message, self._coordinator.endpoint)
                 continue
             if not isinstance(message, CoordinatorSays):
                 log.warning("refused from the coordinator: %s", type(message).__name__)
@@ -539,6 +552,7 @@ class AgentProcess:
         self._store.close()
         self._gate.close()
         self._context.destroy(linger=100)
+        self._beats.close()
         self._pulses.close()
         self._arenas.close()
         self._post_mortem.close()

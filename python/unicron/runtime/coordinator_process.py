@@ -44,12 +44,13 @@ from unicron.coordinator.events import (
     Started,
     TimerFired,
 )
-from unicron.coordinator.journal import JournalUnreadable, decode_entry, encode_entry
+from unicron.coordinator.journal import JournalUnreadable, NodeDeclaredLost, decode_entry, encode_entry
 from unicron.coordinator.machine import CoordinatorMachine
 from unicron.messages import (
     MESSAGE_BYTES_MAX,
     AgentHeartbeat,
     AgentHello,
+    BeatOrder,
     MessageRefused,
     Reply,
     Request,
@@ -59,13 +60,14 @@ from unicron.messages import (
     encode,
 )
 from unicron.runtime import keys, requests
+from unicron.runtime.beats import BeatDesk
 from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.coordinator_settings import CoordinatorSettings
 from unicron.runtime.ending import Ending
 from unicron.runtime.journal_problem import JournalProblem, LeadershipLost
 from unicron.runtime.keyring import Caller, Callers, KeyRing
 from unicron.runtime.peers import Peers
-from unicron.runtime.probe import Probes
+from unicron.runtime.probe import Probes, parse_endpoint
 from unicron.runtime.store_server import bind
 from unicron.runtime.timers import Timers
 from unicron.runtime.zap import Gatekeeper, serve_curve
@@ -141,14 +143,22 @@ class CoordinatorProcess:
         self._callers = Callers(directory, self._gate, ZAP_DOMAIN)
         self._router = self._make_router(pair.secret)
         self._peers = Peers(self._router)
+        self._beats: BeatDesk | None = None
         host, _, port = settings.listen.rpartition(":")
+        host = host or "127.0.0.1"
         try:
-            self.endpoint = bind(self._router, host or "127.0.0.1", int(port))
+            self.endpoint = bind(self._router, host, int(port))
+            self._beats = BeatDesk(host.strip("[]"), parse_endpoint(self.endpoint)[1], self._order_beats)
             if settings.metrics:
                 self._expose(settings.metrics)
         except (OSError, ValueError):
             self.close()
             raise
+
+    def _order_beats(self, node: str, order: BeatOrder) -> None:
+        identity = self._peers.identity_of(node)
+        if identity is not None:
+            self._send(identity, order)
 
     def _expose(self, address: str) -> None:
         from unicron.runtime.exposition import Exposition
@@ -218,6 +228,8 @@ class CoordinatorProcess:
         poller = zmq.Poller()
         for socket in (self._gate.socket, self._peers.monitor, self._router):
             poller.register(socket, zmq.POLLIN)
+        assert self._beats is not None
+        poller.register(self._beats.fileno(), zmq.POLLIN)
         self._ending.register(poller)
         if self._exposition is not None:
             poller.register(self._exposition.fileno(), zmq.POLLIN)
@@ -233,6 +245,9 @@ class CoordinatorProcess:
             self._exposition.serve()
         is_behind = self._read_messages()
         self._read_endings()
+        if self._beats.fileno() in ready:
+            for change in self._beats.changes():
+                self._step(change)
         writable = {fd for fd in self._probes.fds if fd in ready}
         for node, answer in self._probes.finished(writable):
             self._step(AgentProbed(node, answer))
@@ -317,6 +332,7 @@ class CoordinatorProcess:
             self._note_statuses(message.workers)
             self._heard_ms[message.node] = self._now_ms()
             self._step(AgentMessage(message.node, message))
+            self._expect_beats(message)
             if not self._peers.is_open(message.node):
                 self._step(AgentDisconnected(message.node))
         elif role == "agent" and isinstance(message, AgentSays):
@@ -334,6 +350,12 @@ class CoordinatorProcess:
             name = type(message).__name__
             log.warning("refused: %s from a peer with the key of %s", name, role)
             self._answer_refusal(identity, str(role), f"a {role} may not send {name}")
+
+    def _expect_beats(self, hello: AgentHello) -> None:
+        """If the machine took it."""
+        node = self._machine.state.nodes.get(hello.node)
+        if self._beats is not None and node is not None and node.incarnation == hello.incarnation:
+            self._beats.hello(hello)
 
     def _note_statuses(self, statuses: tuple[WorkerStatus, ...]) -> None:
         for status in statuses:
@@ -391,6 +413,9 @@ class CoordinatorProcess:
             case RecordIncident(incident):
                 if self._metrics is not None:
                     self._metrics.note_incident(incident, self._now_ms())
+            case WriteJournal(NodeDeclaredLost(node)):
+                if self._beats is not None:
+                    self._beats.forget(node)
             case WriteJournal() | Refused():
                 pass
 
@@ -427,6 +452,8 @@ class CoordinatorProcess:
     def close(self) -> None:
         if self._exposition is not None:
             self._exposition.close()
+        if self._beats is not None:
+            self._beats.close()
         self._probes.close()
         self._peers.close()
         self._gate.close()
