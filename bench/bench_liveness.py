@@ -1,10 +1,10 @@
 """Milliseconds until a lost node is told, of 8,192 agents that beat twice a second; what listening to them costs.
 
-Real sockets, one an agent, in several client processes. `beats` is the coordinator's listener: datagrams, each with its
-tag, decoded and aggregated by one native thread, of which the machine sees changes. Beside it the same agents' heartbeat
-messages over ZeroMQ, decoded in Python, with CURVE and without: `cores` is what the listening process used, `us each`
-that per message. A row without losses (messages) has the CPU microseconds of a message as its value. Goals: half a core
-at most, and a loss told within 1.5 s (p99).
+Real sockets, one an agent, in several client processes. `beats` is the coordinator's listener: datagrams, each with
+its tag, decoded and aggregated by one native thread, of which the machine sees changes. Beside it heartbeat messages
+over ZeroMQ, decoded in Python, with CURVE and without: `cores` is what the listening process used, `us each` that per
+message. A row without losses (messages) has the CPU microseconds of a message as its value. Goals: half a core at
+most, and a loss told within 1.5 s (p99).
 
     python bench/bench_liveness.py --agents 8192 --seconds 30 --json
 """
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--clients", type=common.positive, default=4, help="processes the agents live in")
     parser.add_argument("--seconds", type=common.positive, default=30, help="measured, of each row")
     parser.add_argument("--losses", type=float, default=8.0, help="nodes a second that fall silent")
-    parser.add_argument("--messages", type=int, default=1024, help="agents of the rows with heartbeat messages; 0: none")
+    parser.add_argument("--messages", type=int, default=1024, help="agents of the rows with messages; 0: none")
     arguments = parser.parse_args()
     configuration = {"agents": arguments.agents, "messages a second each": 2, "client processes": arguments.clients}
     bench = common.Bench("liveness: a lost node is told", "ms", configuration=configuration)
@@ -116,8 +116,10 @@ def main() -> None:
     took_ms, missed, false = latencies(told, losses)
     cores = told["cpu_s"] / told["wall_s"]
     bench.add(
-        "beats", took_ms, agents=arguments.agents, cores=round(cores, 3), per_s=round(told["messages"] / told["wall_s"]),
-        us_each=round(told["cpu_s"] / max(told["messages"], 1) * 1e6, 2), never_told=missed, false_alarms=false,
+        "beats", took_ms, agents=arguments.agents, cores=round(cores, 3),
+        per_s=round(told["messages"] / told["wall_s"]),
+        us_each=round(told["cpu_s"] / max(told["messages"], 1) * 1e6, 2),
+        never_told=missed, false_alarms=false,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="unicron-liveness-") as name:
         keys.make_directory(Path(name) / "keys")

@@ -7,6 +7,7 @@ the line `end`, and writes who was lost when.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import select
@@ -99,10 +100,8 @@ class Messages:
             self._beats.append(encode(AgentHeartbeat(node, 1, 1, statuses)))
 
     def say(self, index: int) -> None:
-        try:
+        with contextlib.suppress(zmq.Again):
             self._sockets[index].send(self._beats[index], zmq.NOBLOCK)
-        except zmq.Again:
-            pass
 
     def turn(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Beats: what the listener tells the machine, what agents leave unsaid while they are heard, and who listens to whom."""
+"""Beats: what the listener tells the machine, what agents who are heard leave unsaid, and who listens to whom."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ class Cluster:
         for name, agent in self.agents.items():
             if name not in deaf:
                 agent.turned()
-            self.answers |= {name: e.answered for e in agent.changes()}
+            for event in agent.changes():
+                self.answers[name] = event.answered
 
     def until(self, done: object, deaf: tuple[str, ...] = (), seconds: float = 20.0) -> bool:
         deadline = time.monotonic() + seconds

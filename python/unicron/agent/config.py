@@ -39,3 +39,4 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers_max: int = 256
     arenas_max: int = 512
     beat_port: int = 0  # UDP, where others' beats are heard; 0: none
+    checks: bool = False  # of its hardware

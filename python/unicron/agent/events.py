@@ -10,6 +10,7 @@ from unicron.messages import (
     AgentWelcome,
     ArenaRequest,
     ArmFault,
+    CheckNode,
     ChildStatus,
     CollectiveFailed,
     EndWorker,
@@ -30,6 +31,7 @@ from unicron.types import Stage
 
 CoordinatorSays = (
     AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault | SaveAndHold
+    | CheckNode
 )  # fmt: skip
 WorkerSays = WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
 
@@ -88,6 +90,22 @@ class BeatsAnswered:
     """The coordinator answers this node's beats (again), or does not any more: only this change is told."""
 
     answered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChecked:
+    """The checks of this node's hardware ended."""
+
+    unfit: str
+    checks: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareFailed:
+    """The kernel log, or the driver's events, say so."""
+
+    severity: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +217,8 @@ Event = (
     CoordinatorConnected
     | CoordinatorDisconnected
     | BeatsAnswered
+    | NodeChecked
+    | HardwareFailed
     | CoordinatorMessage
     | WorkerForked
     | ForkFailed

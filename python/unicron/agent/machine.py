@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from unicron.agent import arenas, lives
-from unicron.agent.actions import Action, ArmPulse, LeaveCoordinator, SendCoordinator, SendWorker
+from unicron.agent.actions import Action, ArmPulse, LeaveCoordinator, RunChecks, SendCoordinator, SendWorker
 from unicron.agent.config import AgentConfig
 from unicron.agent.events import (
     ArenaRequested,
@@ -23,7 +23,9 @@ from unicron.agent.events import (
     CoordinatorSays,
     Event,
     ForkFailed,
+    HardwareFailed,
     MutexReleased,
+    NodeChecked,
     OwnerLooked,
     PulsesSampled,
     TemplateLost,
@@ -39,12 +41,15 @@ from unicron.agent.state import State
 from unicron.agent.step import Step
 from unicron.agent.transitions import Phase
 from unicron.messages import (
+    AgentChecked,
     AgentHeartbeat,
     AgentHello,
     AgentWelcome,
     ArmFault,
+    CheckNode,
     EndWorker,
     FinishUnderstudies,
+    HardwareSeen,
     PublishEpoch,
     SaveAndHold,
     StartWorkers,
@@ -96,6 +101,11 @@ class AgentMachine:
                 if self.state.is_connected and not self.state.is_stale:
                     self.state.term_ms = step.now_ms
                 self.state.is_connected = self.state.is_heard = False
+            case NodeChecked():
+                self._on_checked(step, event)
+            case HardwareFailed(severity, text):
+                if self.state.is_connected:
+                    step.actions.append(SendCoordinator(HardwareSeen(self.config.node, severity, text), text))
             case BeatsAnswered(answered):
                 self.state.is_heard = answered
             case CoordinatorMessage():
@@ -148,11 +158,20 @@ class AgentMachine:
             plans=tuple(state.plans[t] for t in sorted(state.plans)),
             clock=config.clock,
             beat_port=config.beat_port,
+            checks=config.checks,
         )
         step.actions.append(SendCoordinator(hello, "connected"))
+        if state.checked is not None:
+            step.actions.append(SendCoordinator(state.checked, "connected"))
         for report in state.reports:
             step.actions.append(SendCoordinator(report, "it may not have arrived"))
         step.set_timer("heartbeat", "coordinator", config.heartbeat_ms, "heartbeats while connected")
+
+    def _on_checked(self, step: Step, event: NodeChecked) -> None:
+        config = self.config
+        self.state.checked = AgentChecked(config.node, config.incarnation, event.unfit, event.checks)
+        if self.state.is_connected:
+            step.actions.append(SendCoordinator(self.state.checked, event.unfit or "nothing is bad"))
 
     def _on_welcome(self, step: Step, message: AgentWelcome) -> None:
         """Two coordinators may both believe that they decide, for a moment (one was frozen): the newer term counts."""
@@ -190,6 +209,9 @@ class AgentMachine:
                         step.actions.append(SendWorker(worker.name, message, worker.epoch, (), message.reason))
             case ArmFault():
                 self._on_arm(step, message)
+            case CheckNode(reason):
+                is_idle = all(w.is_dead for w in self.state.workers.values())
+                step.actions.append(RunChecks(is_idle, reason))
             case _:
                 raise AssertionError(f"unknown order {type(message).__name__}")
 

@@ -8,9 +8,11 @@ from typing import Literal
 from unicron.coordinator.job import Job
 from unicron.coordinator.journal import Entry
 from unicron.messages import (
+    AgentChecked,
     AgentHeartbeat,
     AgentHello,
     FromWorker,
+    HardwareSeen,
     WorkerContinued,
     WorkerExited,
     WorkerLost,
@@ -24,6 +26,8 @@ from unicron.types import Rank
 AgentSays = (
     AgentHello
     | AgentHeartbeat
+    | AgentChecked
+    | HardwareSeen
     | WorkerUp
     | WorkerLost
     | WorkerStopped

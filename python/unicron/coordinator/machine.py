@@ -9,7 +9,7 @@ sends went out does not matter: agents say in their hello what they have.
 
 from __future__ import annotations
 
-from unicron.coordinator import nodes, requests, symptoms, workers
+from unicron.coordinator import fitness, nodes, requests, symptoms, workers
 from unicron.coordinator.accounting import note_accounts
 from unicron.coordinator.accounts import on_healed, on_saved
 from unicron.coordinator.actions import Action, WriteJournal
@@ -42,12 +42,14 @@ from unicron.coordinator.step import Step
 from unicron.coordinator.timers import on_timer, timers_after_replay
 from unicron.coordinator.transitions import NODE_POLICY
 from unicron.messages import (
+    AgentChecked,
     AgentHeartbeat,
     AgentHello,
     CollectiveFailed,
     ExceptionRaised,
     Finished,
     FromWorker,
+    HardwareSeen,
     Healed,
     Saved,
     StateLost,
@@ -162,6 +164,12 @@ class CoordinatorMachine:
             return
         if isinstance(message, AgentHeartbeat):
             nodes.on_heartbeat(step, node, message)
+            return
+        if isinstance(message, AgentChecked):
+            fitness.on_checked(step, node, message)
+            return
+        if isinstance(message, HardwareSeen):
+            fitness.on_hardware(step, node, message)
             return
         self._on_fact(step, message)
 

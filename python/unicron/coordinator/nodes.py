@@ -9,6 +9,8 @@ it.
 from __future__ import annotations
 
 from unicron.coordinator.accounting import note_speed
+from unicron.coordinator.fitness import KINDS as FITNESS_TIMERS
+from unicron.coordinator.fitness import on_joined
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import NodeDeclaredLost, NodeJoined
 from unicron.coordinator.slowness import note_pace
@@ -41,6 +43,7 @@ def on_hello(step: Step, name: str, hello: AgentHello) -> None:
     step.cancel_timer("verdict", name, "it is back")
     step.set_timer("silence", name, step.config.silence_ms, "heartbeats are due")
     step.send(name, AgentWelcome(step.state.term), "hello")
+    on_joined(step, node, hello, is_new=is_new or was_lost)
     _reconcile(step, name, hello)
     step.has_freed = True
     for task in step.state.tasks.values():
@@ -235,7 +238,7 @@ def lose_node(step: Step, node: NodeState, evidence: str) -> None:
     step.write(NodeDeclaredLost(node.name, node.incarnation, evidence), evidence)
     node.move("gone", step.now_ms)
     node.is_connected = False
-    for kind in ("verdict", "silence"):
+    for kind in ("verdict", "silence", *FITNESS_TIMERS):
         step.cancel_timer(kind, node.name, evidence)
     for task in hit:
         lost = sorted(r for r in task.lost if task.placement.get(r) == node.name)

@@ -60,7 +60,25 @@ class NodeState:
     clock: str = ""  # whose monotonic clock its agent reads
     probe_answer: str = ""
     hearing: Hearing = Hearing.NONE  # its beats
-    is_drained: bool = False  # (journal) a person wants it empty
+    can_check: bool = False  # its agent looks at the hardware
+    checks: tuple[tuple[str, str, str], ...] = ()  # (check, answer, reason) of the newest look
+    drained_by_person: bool = False  # (journal)
+    unfit: str = ""  # (journal) what its checks, or its kernel, said; until its checks pass
+    flaps: int = 0  # (journal) losses since it was calm
+    rest_ms: float = 0.0  # (journal) it came back too often: not used for so long
+
+    @property
+    def is_drained(self) -> bool:
+        """It shall be empty, whoever wants that."""
+        return self.drained_by_person or bool(self.unfit) or self.rest_ms > 0
+
+    @property
+    def why_drained(self) -> str:
+        if self.unfit:
+            return f"unfit: {self.unfit}"
+        if self.rest_ms:
+            return f"was lost {self.flaps} times: rests {self.rest_ms / 1000:.0f} s"
+        return "drained by a person" if self.drained_by_person else ""
 
     @property
     def is_usable(self) -> bool:

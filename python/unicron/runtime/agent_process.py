@@ -39,6 +39,7 @@ from unicron.agent.actions import (
     LookAtOwner,
     Refused,
     ReleaseSlot,
+    RunChecks,
     SendCoordinator,
     SendWorker,
     SetTimer,
@@ -82,6 +83,7 @@ from unicron.runtime.coordinator_link import CoordinatorLink, endpoints_of
 from unicron.runtime.ending import Ending, rise
 from unicron.runtime.files import write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
+from unicron.runtime.hardware import HardwareWatch
 from unicron.runtime.holding import why_held
 from unicron.runtime.keyring import KeyRing, server_keys
 from unicron.runtime.post_mortem import PostMortem
@@ -120,6 +122,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"  # others reach the store of this node here
     store_port: int = 0
     template: str = ""  # socket of the template; '': <run_dir>/template.sock
+    checks: bool = False  # of the hardware, before the node is used and after each incident on it
     metrics: str = ""  # host:port of /metrics, /healthz, /readyz; '': none. Whoever reaches it reads it
     incarnation: int = 0  # 0: one more than the last on this run_dir
     machine: dict[str, float] = {}  # bounds of AgentConfig that differ from its defaults
@@ -168,11 +171,13 @@ class AgentProcess:
             "clock": clock_id(),
             "socket": str(self._server.path),
             "beat_port": self._beats.port,
+            "checks": settings.checks,
         }
         config = msgspec.convert({**settings.machine, **facts}, AgentConfig)
         self._machine = AgentMachine(config)
         self._pulses = Pulses(config.workers_max)
         self._arenas = ArenaKeeper()
+        self._hardware = HardwareWatch(directory, checks=settings.checks)
         self._post_mortem = PostMortem()
         self._coordinator = CoordinatorLink(self._context, endpoints_of(settings.coordinator), servers, own)
         self._exposition: Exposition | None = None
@@ -216,6 +221,9 @@ class AgentProcess:
         if self._beats.fileno() in ready:
             for change in self._beats.changes():
                 self._take(change)
+        if self._hardware.is_overdue or not ready.keys().isdisjoint(self._hardware.fds):
+            for seen in self._hardware.serve():
+                self._take(seen)
         if not ready.keys().isdisjoint(self._coordinator.sockets):
             self._read_coordinator()
         if self._store.socket in ready:
@@ -228,6 +236,7 @@ class AgentProcess:
         interests: list[tuple[Any, int]] = [
             *((fd, zmq.POLLIN | (zmq.POLLOUT if writes else 0)) for fd, writes in self._server.interests()),
             *((socket, zmq.POLLIN) for socket in self._coordinator.sockets),
+            *((fd, zmq.POLLIN) for fd in self._hardware.fds),
         ]
         if self._template is not None:
             writing = zmq.POLLOUT if self._template.wants_to_write else 0
@@ -435,6 +444,8 @@ class AgentProcess:
                 self._grant(action)
             case DropArena(arena):
                 self._arenas.drop(arena)
+            case RunChecks(is_idle):
+                self._hardware.check(is_idle=is_idle)
             case LeaveCoordinator():
                 self._coordinator.leave()
                 self._queue.append(CoordinatorDisconnected())
@@ -553,6 +564,7 @@ class AgentProcess:
         self._gate.close()
         self._context.destroy(linger=100)
         self._beats.close()
+        self._hardware.close()
         self._pulses.close()
         self._arenas.close()
         self._post_mortem.close()
