@@ -70,6 +70,7 @@ from unicron.runtime.peers import Peers
 from unicron.runtime.probe import Probes, parse_endpoint
 from unicron.runtime.store_server import bind
 from unicron.runtime.timers import Timers
+from unicron.runtime.webhook import Webhook
 from unicron.runtime.zap import Gatekeeper, serve_curve
 
 if TYPE_CHECKING:  # imported where metrics are wanted: they take longer than all else of a small daemon
@@ -136,6 +137,7 @@ class CoordinatorProcess:
         self._heard_ms: dict[str, float] = {}  # node -> its last message
         self._exposition: Exposition | None = None
         self._metrics: CoordinatorMetrics | None = None
+        self._webhook = Webhook(settings.webhook) if settings.webhook else None
         self._last_reasons: dict[str, str] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = Gatekeeper(self._context)
@@ -411,6 +413,8 @@ class CoordinatorProcess:
                 if asker is not None:
                     self._send(asker, reply)
             case RecordIncident(incident):
+                if self._webhook is not None:
+                    self._webhook.note(incident)
                 if self._metrics is not None:
                     self._metrics.note_incident(incident, self._now_ms())
             case WriteJournal(NodeDeclaredLost(node)):
@@ -454,6 +458,8 @@ class CoordinatorProcess:
             self._exposition.close()
         if self._beats is not None:
             self._beats.close()
+        if self._webhook is not None:
+            self._webhook.close()
         self._probes.close()
         self._peers.close()
         self._gate.close()
