@@ -12,6 +12,7 @@ most, and a loss told within 1.5 s (p99).
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ class Part:
     """A process that is told and answers in lines."""
 
     def __init__(self, script: str, settings: dict[str, Any]) -> None:
+        self._script = script
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -44,9 +46,11 @@ class Part:
 
     def hear(self) -> str:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], LINE_S_MAX)[0]:
+            raise SystemExit(f"{self._script} says nothing for {LINE_S_MAX:g} s")
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"a part of the bench ended early: {self._process.args}")
+            raise SystemExit(f"{self._script} ended early")
         return line.strip()
 
     def close(self) -> None:

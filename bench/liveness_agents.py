@@ -79,7 +79,8 @@ class Messages:
     """Heartbeats as agents send them with news: the statuses of eight workers."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.count, self.losses = settings["count"], []
+        self.count = settings["count"]
+        self.losses: list[tuple[int, int]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._context.set(zmq.MAX_SOCKETS, self.count + 64)
         directory = settings["directory"]
