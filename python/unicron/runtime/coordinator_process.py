@@ -40,12 +40,14 @@ from unicron.coordinator.events import (
     AgentProbed,
     AgentSays,
     Event,
+    NodeSilent,
     Replayed,
     Started,
     TimerFired,
 )
 from unicron.coordinator.journal import JournalUnreadable, NodeDeclaredLost, decode_entry, encode_entry
 from unicron.coordinator.machine import CoordinatorMachine
+from unicron.coordinator.state import Hearing
 from unicron.messages import (
     MESSAGE_BYTES_MAX,
     AgentHeartbeat,
@@ -215,7 +217,9 @@ class CoordinatorProcess:
 
     def _families(self) -> Iterable[Metric]:
         assert self._metrics is not None
-        return self._metrics.families(self._machine.state, self._heard_ms, self._now_ms(), self._gate.num_refused)
+        now_ms, state = self._now_ms(), self._machine.state
+        beating = {node.name: now_ms for node in state.nodes.values() if node.hearing is Hearing.HEARD}
+        return self._metrics.families(state, {**self._heard_ms, **beating}, now_ms, self._gate.num_refused)
 
     def _now_ms(self) -> float:
         """Of one clock for all coordinators of a cluster."""
@@ -290,6 +294,9 @@ class CoordinatorProcess:
             caller = self._callers.find(key)
             if caller is None:
                 self._callers.cut(key, self._peers.fd_of(node))
+                if self._beats is not None:
+                    self._beats.forget(node)
+                self._step(NodeSilent(node, 0.0))
         return is_new
 
     # ------------------------------------------------------------ what arrives

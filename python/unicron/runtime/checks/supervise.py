@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ import msgspec
 from unicron.runtime.checks.check import Answer, Check, Look, Result, known_checks, unknown
 from unicron.runtime.files import write_atomically
 
+PR_SET_PDEATHSIG = 1
 START_S_MAX = 60.0  # of a child's imports
 MEMORY = "checks.json"  # counters of the run before
 TEXT_CHARS_MAX = 500
@@ -139,6 +142,11 @@ def verdict(results: Sequence[Result]) -> str:
     return "; ".join(f"{r.check}: {r.reason}" for r in results if r.answer is Answer.BAD)
 
 
+def _end_with_parent() -> None:
+    """An agent that is killed leaves nothing behind, nor does a supervisor."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m unicron.runtime.checks.supervise")
     parser.add_argument("--folder", type=Path, default=Path.cwd())
@@ -147,6 +155,8 @@ def main() -> int:
     parser.add_argument("--child", action="store_true")
     parser.add_argument("--nice", action="store_true", help="workers come first")
     arguments = parser.parse_args()
+    if arguments.child or arguments.nice:
+        _end_with_parent()
     if arguments.nice:
         os.nice(10)
     names = [name for name in arguments.only.split(",") if name]
