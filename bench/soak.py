@@ -51,12 +51,17 @@ class Outcome:
     incidents: list[dict[str, Any]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        alarms = [f"{i['fault']} on {i['node']}: {i['cause']}" for i in self.incidents]
+        alarms = [words(incident) for incident in self.incidents]
         return {
             "minutes": round(self.minutes, 1), "iterations": self.iterations, "load": round(self.load, 1),
             "longest_s": round(self.longest_s, 1), "suspicions": self.suspicions, "alarms": len(alarms),
             "what": alarms[:9],
         }  # fmt: skip
+
+
+def words(incident: dict[str, Any]) -> str:
+    told = "told" if incident["is_only_told"] else incident["severity"]
+    return f"{incident['fault']} of rank {incident['root']['rank']} ({told}): {incident['cause']}"
 
 
 @contextmanager
@@ -113,7 +118,10 @@ def _watch(cluster: LocalCluster, task: str, minutes: float, outcome: Outcome) -
         time.sleep(LOOK_S)
         try:
             iteration = int(cluster.task(task)["iteration"])
-            outcome.incidents = list(cluster.incidents(task))
+            incidents = list(cluster.incidents(task))
+            for incident in incidents[len(outcome.incidents) :]:
+                print(f"minute {(now - begun) / 60:.1f}: {words(incident)}", file=sys.stderr, flush=True)
+            outcome.incidents = incidents
             suspects = {row["node"] for row in cluster.ask("nodes") if row["phase"] != "up"}
         except CoordinatorSilent:
             continue  # it starves as well; what it says later counts

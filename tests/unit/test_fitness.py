@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from machines import TASK, Agent, Coordinator
 from unicron.agent import events as agent_on
@@ -16,6 +17,8 @@ from unicron.coordinator.fitness import PENDING
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.state import NodeState
 from unicron.messages import AgentChecked, AgentHello, CheckNode, HardwareSeen
+from unicron.runtime.metrics_coordinator import CoordinatorMetrics
+from unicron.runtime.views import incident_view, nodes_view
 from unicron.types import Layout, Severity
 
 ECC = "gpu_memory_errors: GPU 3: 2 uncorrected memory errors since its driver was loaded; reset it"
@@ -235,3 +238,18 @@ def test_an_agent_without_workers_is_idle() -> None:
     agent.feed(agent_on.CoordinatorConnected())
     agent.order(CheckNode("its checks are due"))
     assert agent.of(RunChecks)[0].is_idle
+
+
+def test_people_and_metrics_see_an_incident_of_no_task() -> None:
+    driver = Cluster()
+    driver.hello("n0")
+    driver.checked("n0", ECC)
+    (incident,) = driver.incidents()
+    view = incident_view(incident, driver.machine.state, 10.0)
+    assert view["root"] == {"node": "n0", "rank": -1} and view["cost"]["total_gpu_s"] == 0
+    registry = CollectorRegistry()
+    CoordinatorMetrics(registry).note_incident(incident, 10.0)
+    labels = {"severity": "SEV1", "cause": "hardware"}
+    assert registry.get_sample_value("unicron_incidents_total", labels) == 1
+    (row,) = nodes_view(driver.machine.state)
+    assert ECC in row["why"] and row["drained"] and row["checks"] == {"disk": "ok: fine"}

@@ -134,6 +134,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class AgentProcess:
     def __init__(self, settings: AgentSettings, lifeline: int = -1) -> None:
+        rise()  # first: a thread keeps the priority of its maker
         directory = Path(settings.run_dir)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         key_directory = Path(settings.keys)
@@ -192,7 +193,6 @@ class AgentProcess:
 
     def run(self) -> int:
         self._ending.catch_signals()
-        rise()
         log.info("store at %s, workers at %s", self._store.endpoint, self._server.path)
         try:
             while not self._ending.reason:

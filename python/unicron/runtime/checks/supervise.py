@@ -26,6 +26,7 @@ from unicron.runtime.checks.check import Answer, Check, Look, Result, known_chec
 from unicron.runtime.files import write_atomically
 
 PR_SET_PDEATHSIG = 1
+NICE = 10
 START_S_MAX = 60.0  # of a child's imports
 MEMORY = "checks.json"  # counters of the run before
 TEXT_CHARS_MAX = 500
@@ -158,7 +159,7 @@ def main() -> int:
     if arguments.child or arguments.nice:
         _end_with_parent()
     if arguments.nice:
-        os.nice(10)
+        os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), NICE))  # its agent is above all
     names = [name for name in arguments.only.split(",") if name]
     if arguments.child:
         _be_child(arguments.folder, names)
