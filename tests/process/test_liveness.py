@@ -31,7 +31,7 @@ def test_who_beats_is_heard_and_nobody_is_lost_by_a_freeze(cluster: LocalCluster
     for node in cluster.nodes:
         eventually(lambda node=node: hearing(cluster, node) == "heard", 30)
 
-    coordinator = cluster.coordinator_pid()
+    coordinator = cluster.coordinator_pid
     os.kill(coordinator, signal.SIGSTOP)
     time.sleep(4.0)  # four times what makes a node silent
     os.kill(coordinator, signal.SIGCONT)
