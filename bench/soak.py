@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,10 +103,12 @@ def run(minutes: float) -> Outcome:
 
 def _wait_trained(cluster: LocalCluster, task: str, iterations: int) -> None:
     deadline = time.monotonic() + START_S_MAX
-    while cluster.task(task)["iteration"] < iterations:
-        if time.monotonic() > deadline:
-            raise SystemExit("the training did not begin; see its logs")
+    while time.monotonic() < deadline:
+        with suppress(CoordinatorSilent):  # starved
+            if cluster.task(task)["iteration"] >= iterations:
+                return
         time.sleep(LOOK_S)
+    raise SystemExit("the training did not begin; see its logs")
 
 
 def _watch(cluster: LocalCluster, task: str, minutes: float, outcome: Outcome) -> None:

@@ -118,9 +118,9 @@ def test_nobody_there_costs_alerts_and_no_time() -> None:
 
 def test_settings_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "coordinator.yaml"
-    path.write_text("webhook: {url: 'ftp://x'}\n")
+    path.write_text("webhook: {url: 'ftp://127.0.0.1'}\n")
     with pytest.raises(FileProblem, match="http"):
         load_yaml(path, CoordinatorSettings)
-    path.write_text("webhook: {url: 'http://x', severity: SEV2}\n")
+    path.write_text("webhook: {url: 'http://127.0.0.1', severity: SEV2}\n")
     settings = load_yaml(path, CoordinatorSettings)
     assert settings.webhook is not None and settings.webhook.severity is Severity.SEV2
