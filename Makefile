@@ -5,6 +5,7 @@
 #   make sim          the simulator, 500 seeds         make matrix       every failure point x layout, resumable
 #   make leaders      several coordinators, killed, frozen and cut off (ROUNDS=20 SEED=1)
 #   make healthy      a million simulated iterations that must raise no alarm
+#   make soak         an hour of real training on a loaded machine that must raise none (SOAK_MINUTES=60)
 #   make swarm        20,000 seeds, resumable, into bench/results/swarm.json (MINUTES=... ends it earlier)
 #   make bench        measurements, 20 minutes         make bench-check  and what became slower since they were kept
 #   make test-latest  Python 3.12, newest megatron-core (6 GB)
@@ -33,7 +34,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell fin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check matrix sim swarm leaders healthy bench bench-check test-latest clean
+.PHONY: help setup demo test check matrix sim swarm leaders healthy soak bench bench-check test-latest clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -113,6 +114,10 @@ matrix: setup
 
 healthy: setup
 	$(BIN)/python bench/bench_detection.py --only none --healthy 1000000
+
+SOAK_MINUTES := 60
+soak: setup
+	$(BIN)/python bench/bench_detection.py --only none --soak --minutes $(SOAK_MINUTES)
 
 bench: setup
 	$(BIN)/python bench/suite.py run --into results/bench

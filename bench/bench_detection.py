@@ -4,7 +4,8 @@ A local cluster of real processes: three nodes of one worker and one understudy.
 names the rank that was wounded and says what happened (`expected`); a run that ends otherwise stops the bench. Faults
 that are done from outside count from just before the signal, those a worker does to itself from its own mark in the
 pulse page. A slow rank is told, not ended; an agent that stands still is suspected, and nothing is lost for it.
-`--healthy N` also runs the statistics over N simulated iterations without a fault (bench/healthy.py).
+`--healthy N` also runs the statistics over N simulated iterations without a fault (bench/healthy.py), `--soak` trains
+for `--minutes` on a loaded machine (bench/soak.py).
 
     python bench/bench_detection.py --runs 20 --json
 """
@@ -23,6 +24,7 @@ from typing import Any
 
 import common
 import healthy
+import soak
 from unicron.coordinator.job import Job
 from unicron.runtime.local_cluster import LocalCluster
 from unicron.types import Layout
@@ -252,6 +254,8 @@ def main() -> None:
     parser.add_argument("--micro-batch-ms", type=float, default=25.0, help="an iteration is four of these")
     parser.add_argument("--only", default="", help="cases whose name has this; none: no case")
     parser.add_argument("--healthy", type=int, default=0, help="also simulate so many healthy iterations")
+    parser.add_argument("--soak", action="store_true", help="also train on a loaded machine, and listen")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of the soak")
     arguments = parser.parse_args()
     bench = common.Bench(
         "detection: fault to verdict", unit="ms",
@@ -265,9 +269,14 @@ def main() -> None:
         bench.configuration["healthy (modelled)"] = {
             "iterations": result.iterations, "intervals": result.intervals, "alarms": alarms,
         }  # fmt: skip
+    outcome = soak.run(arguments.minutes) if arguments.soak else soak.Outcome()
+    if arguments.soak:
+        bench.configuration["soak"] = outcome.as_json()
     bench.finish(arguments)
     if arguments.healthy and alarms:
         raise SystemExit(f"a healthy run raised alarms: {result.stalls[:9]} {result.slow[:9]}")
+    if outcome.incidents:
+        raise SystemExit(f"real training, in which nothing failed, raised alarms: {outcome.as_json()['what']}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ find_package(pybind11 2.12 CONFIG REQUIRED)
 
 set(bindings ${PROJECT_SOURCE_DIR}/csrc/bindings)
 pybind11_add_module(_core NO_EXTRAS
-  ${bindings}/module.cc ${bindings}/register_errors.cc ${bindings}/register_gpu.cc ${bindings}/register_monitor.cc
+  ${bindings}/module.cc ${bindings}/register_errors.cc ${bindings}/register_gpu.cc
+  ${bindings}/register_liveness.cc ${bindings}/register_monitor.cc
   ${bindings}/register_nccl.cc ${bindings}/register_planner.cc ${bindings}/register_state.cc
   ${bindings}/register_statistics.cc)
 target_compile_definitions(_core PRIVATE UNICRON_VERSION="${PROJECT_VERSION}")

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
   unicron::bindings::register_gpu(module);
   unicron::bindings::register_nccl(module);
   unicron::bindings::register_monitor(module);
+  unicron::bindings::register_liveness(module);
   unicron::bindings::register_planner(module);
   unicron::bindings::register_state(module);
   unicron::bindings::register_statistics(module);

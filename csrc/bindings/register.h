@@ -7,6 +7,7 @@ namespace unicron::bindings {
 
 void register_errors(pybind11::module_& module);
 void register_gpu(pybind11::module_& module);
+void register_liveness(pybind11::module_& module);
 void register_monitor(pybind11::module_& module);
 void register_nccl(pybind11::module_& module);
 void register_planner(pybind11::module_& module);

@@ -123,6 +123,41 @@ class WorkerMonitor:
     def close(self) -> None: ...
 
 @final
+class Heart:
+    """A native thread that beats for this process (an agent) and listens to thousands of others over UDP."""
+
+    def __init__(self, host: str, port: int, look_ms: int) -> None:
+        """host: a numeric address; port 0: any. Raises UnicronError when it cannot be bound."""
+
+    @property
+    def port(self) -> int: ...
+    def fileno(self) -> int:
+        """An eventfd, readable when take_changes() has something."""
+
+    def watch(self, node: int, incarnation: int, key: bytes, period_ms: int) -> None:
+        """Watched from now on, as unheard. key: 16 bytes."""
+
+    def forget(self, node: int) -> None: ...
+    def take_changes(self) -> list[tuple[int, str, int]]:
+        """(node, heard | vouched | silent, ms since it was heard here); the newest change of each node."""
+
+    def beat_as(
+        self, node: int, incarnation: int, key: bytes, period_ms: int, loop_ms_max: int, targets: list[tuple[str, int]]
+    ) -> None:
+        """Beat to these numeric addresses, as long as turned() was called within loop_ms_max."""
+
+    def turned(self) -> None: ...
+    def facts(self) -> dict[str, int]:
+        """Counts since the beginning, and cpu_ns of its thread."""
+
+    def close(self) -> None: ...
+
+BEAT_COORDINATOR: int  # the node number of the coordinator's answers
+
+def write_beat(node: int, incarnation: int, sequence: int, key: bytes, seen: list[tuple[int, int]]) -> bytes:
+    """One beat's datagram. seen: (node, ms since it was heard), at most 16."""
+
+@final
 class Supervisor:
     """In the agent: one native thread waits on the robust mutexes of up to 127 workers (futex_waitv; Linux < 5.16: one
     thread each). A clean exit is a death too."""

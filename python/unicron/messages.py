@@ -217,6 +217,8 @@ class AgentHello(_Message, frozen=True):
     workers: tuple[WorkerStatus, ...] = ()  # what lives here already (a coordinator that comes back finds it)
     plans: tuple[EpochPlan, ...] = ()  # newest plan known, per task
     clock: str = ""  # whose monotonic clock this agent reads; equal on one machine
+    beat_port: int = 0  # UDP, on the host of its store; 0: it does not beat
+    checks: bool = False  # it looks at its hardware before its node is used, and when it is told to
 
 
 class PaceSample(_Message, frozen=True):
@@ -239,6 +241,23 @@ class AgentHeartbeat(_Message, frozen=True):
     sequence: int
     workers: tuple[WorkerStatus, ...] = ()
     paces: tuple[WorkerPace, ...] = ()  # since the last heartbeat
+
+
+class AgentChecked(_Message, frozen=True):
+    """Every check of the node's hardware ended. Said again after each hello: it may not have arrived."""
+
+    node: str
+    incarnation: int
+    unfit: str  # what is bad; "": nothing is
+    checks: tuple[tuple[str, str, str], ...]  # (check, ok | bad | unknown, reason)
+
+
+class HardwareSeen(_Message, frozen=True):
+    """The driver or the kernel said that hardware failed, while workers run."""
+
+    node: str
+    severity: str
+    text: str
 
 
 class WorkerUp(_Message, frozen=True):
@@ -366,6 +385,23 @@ class AgentWelcome(_Message, frozen=True):
     again: bool = False  # say hello once more: the node was declared lost while its connection lived on
 
 
+class BeatOrder(_Message, frozen=True):
+    """How this node beats (csrc/monitor/beat.h), and whom it listens to. Replaces the former order."""
+
+    node: int  # its number in beats
+    key: bytes
+    port: int  # UDP, on the coordinator's host
+    period_ms: int
+    witnesses: tuple[tuple[str, int], ...]  # (host, UDP port) of agents that listen to this one
+    heard: tuple[tuple[int, int, bytes], ...]  # (number, incarnation, key) of those this one listens to
+
+
+class CheckNode(_Message, frozen=True):
+    """Look at your hardware again, and say what came of it."""
+
+    reason: str
+
+
 class StartWorkers(_Message, frozen=True):
     """Start one worker per entry: (worker id, incarnation, rank or guessed rank, waiting)."""
 
@@ -440,8 +476,9 @@ AnyMessage = (
     PaceSample | WorkerPace | WorkerUnkillable |
     WorkerHello | WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
     | ArenaRequest | WorkerWelcome | ArenaGrant | Fork | Forked | ChildStatus | WorkerStatus | AgentHello
-    | AgentHeartbeat | WorkerUp | WorkerLost | WorkerStopped | WorkerContinued | WorkerStalled | WorkerExited
-    | FromWorker | TaskSpec | AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask
+    | AgentHeartbeat | AgentChecked | HardwareSeen | BeatOrder | CheckNode | WorkerUp | WorkerLost | WorkerStopped
+    | WorkerContinued | WorkerStalled | WorkerExited | FromWorker | TaskSpec | AgentWelcome | StartWorkers
+    | PublishEpoch | EndWorker | StopTask
     | FinishUnderstudies | SaveAndHold | ArmFault | Request | Reply
 )  # fmt: skip
 

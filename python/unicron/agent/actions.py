@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unicron.messages import (
+    AgentChecked,
     AgentHeartbeat,
     AgentHello,
     ArmFault,
     FinishUnderstudies,
     Fork,
     FromWorker,
+    HardwareSeen,
     PublishEpoch,
     SaveAndHold,
     StopTask,
@@ -27,6 +29,8 @@ from unicron.types import Rank
 
 ToCoordinator = (
     AgentHello
+    | AgentChecked
+    | HardwareSeen
     | AgentHeartbeat
     | WorkerUp
     | WorkerLost
@@ -166,6 +170,14 @@ class ArmPulse:
 
 
 @dataclass(frozen=True, slots=True)
+class RunChecks:
+    """Of this node's hardware, beside everything; answered by NodeChecked. is_idle: no worker is here."""
+
+    is_idle: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveCoordinator:
     """End this connection and look for the coordinator again."""
 
@@ -208,5 +220,6 @@ Action = (
     | LeaveCoordinator
     | SetTimer
     | CancelTimer
+    | RunChecks
     | Refused
 )

@@ -15,6 +15,8 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clock: str = ""  # whose monotonic clock the times are of
     socket: str = ""  # Unix socket of the workers
     heartbeat_ms: float = 500.0
+    # without news, while its beats are known to be heard; then anyhow (progress is no news)
+    quiet_ms_max: float = 2_000.0
     fork_ms_max: float = 30_000.0  # from ForkWorker to Forked
     owner_gone_ms: float = 20.0  # between two looks at a dead arena owner
     owner_gone_ms_max: float = 5_000.0  # then the adopter gets a fresh arena
@@ -36,3 +38,5 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reports_kept_max: int = 256  # what a coordinator that comes back is told again
     workers_max: int = 256
     arenas_max: int = 512
+    beat_port: int = 0  # UDP, where others' beats are heard; 0: none
+    checks: bool = False  # of its hardware

@@ -10,6 +10,7 @@ from unicron.messages import (
     AgentWelcome,
     ArenaRequest,
     ArmFault,
+    CheckNode,
     ChildStatus,
     CollectiveFailed,
     EndWorker,
@@ -30,6 +31,7 @@ from unicron.types import Stage
 
 CoordinatorSays = (
     AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault | SaveAndHold
+    | CheckNode
 )  # fmt: skip
 WorkerSays = WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
 
@@ -81,6 +83,29 @@ class CoordinatorConnected:
 @dataclass(frozen=True, slots=True)
 class CoordinatorDisconnected:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class BeatsAnswered:
+    """The coordinator answers this node's beats (again), or does not any more: only this change is told."""
+
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChecked:
+    """The checks of this node's hardware ended."""
+
+    unfit: str
+    checks: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareFailed:
+    """The kernel log, or the driver's events, say so."""
+
+    severity: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +216,9 @@ class TimerFired:
 Event = (
     CoordinatorConnected
     | CoordinatorDisconnected
+    | BeatsAnswered
+    | NodeChecked
+    | HardwareFailed
     | CoordinatorMessage
     | WorkerForked
     | ForkFailed

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from unicron.agent import arenas, lives
-from unicron.agent.actions import Action, ArmPulse, LeaveCoordinator, SendCoordinator, SendWorker
+from unicron.agent.actions import Action, ArmPulse, LeaveCoordinator, RunChecks, SendCoordinator, SendWorker
 from unicron.agent.config import AgentConfig
 from unicron.agent.events import (
     ArenaRequested,
+    BeatsAnswered,
     ChildStatusSeen,
     CoordinatorConnected,
     CoordinatorDisconnected,
@@ -20,7 +23,9 @@ from unicron.agent.events import (
     CoordinatorSays,
     Event,
     ForkFailed,
+    HardwareFailed,
     MutexReleased,
+    NodeChecked,
     OwnerLooked,
     PulsesSampled,
     TemplateLost,
@@ -36,18 +41,23 @@ from unicron.agent.state import State
 from unicron.agent.step import Step
 from unicron.agent.transitions import Phase
 from unicron.messages import (
+    AgentChecked,
     AgentHeartbeat,
     AgentHello,
     AgentWelcome,
     ArmFault,
+    CheckNode,
     EndWorker,
     FinishUnderstudies,
+    HardwareSeen,
     PublishEpoch,
     SaveAndHold,
     StartWorkers,
     StopTask,
     WorkerPace,
+    WorkerStatus,
 )
+from unicron.types import Stage
 
 EARLY_MS = 0.5  # hosts round timers
 
@@ -90,7 +100,14 @@ class AgentMachine:
             case CoordinatorDisconnected():
                 if self.state.is_connected and not self.state.is_stale:
                     self.state.term_ms = step.now_ms
-                self.state.is_connected = False
+                self.state.is_connected = self.state.is_heard = False
+            case NodeChecked():
+                self._on_checked(step, event)
+            case HardwareFailed(severity, text):
+                if self.state.is_connected:
+                    step.actions.append(SendCoordinator(HardwareSeen(self.config.node, severity, text), text))
+            case BeatsAnswered(answered):
+                self.state.is_heard = answered
             case CoordinatorMessage():
                 self._on_order(step, event.message)
             case WorkerForked():
@@ -140,11 +157,21 @@ class AgentMachine:
             workers=tuple(w.status() for w in here if w.task not in state.ended),
             plans=tuple(state.plans[t] for t in sorted(state.plans)),
             clock=config.clock,
+            beat_port=config.beat_port,
+            checks=config.checks,
         )
         step.actions.append(SendCoordinator(hello, "connected"))
+        if state.checked is not None:
+            step.actions.append(SendCoordinator(state.checked, "connected"))
         for report in state.reports:
             step.actions.append(SendCoordinator(report, "it may not have arrived"))
         step.set_timer("heartbeat", "coordinator", config.heartbeat_ms, "heartbeats while connected")
+
+    def _on_checked(self, step: Step, event: NodeChecked) -> None:
+        config = self.config
+        self.state.checked = AgentChecked(config.node, config.incarnation, event.unfit, event.checks)
+        if self.state.is_connected:
+            step.actions.append(SendCoordinator(self.state.checked, event.unfit or "nothing is bad"))
 
     def _on_welcome(self, step: Step, message: AgentWelcome) -> None:
         """Two coordinators may both believe that they decide, for a moment (one was frozen): the newer term counts."""
@@ -182,6 +209,9 @@ class AgentMachine:
                         step.actions.append(SendWorker(worker.name, message, worker.epoch, (), message.reason))
             case ArmFault():
                 self._on_arm(step, message)
+            case CheckNode(reason):
+                is_idle = all(w.is_dead for w in self.state.workers.values())
+                step.actions.append(RunChecks(is_idle, reason))
             case _:
                 raise AssertionError(f"unknown order {type(message).__name__}")
 
@@ -273,15 +303,22 @@ class AgentMachine:
             worker.pace.clear()
 
     def _beat(self, step: Step) -> None:
-        if not self.state.is_connected:
+        """A heartbeat also says that this node lives; once its beats say so it needs news to be sent at once."""
+        state = self.state
+        if not state.is_connected:
             return  # the next connection starts them again
-        self.state.sequence += 1
-        beat = AgentHeartbeat(
-            node=self.config.node,
-            incarnation=self.config.incarnation,
-            sequence=self.state.sequence,
-            workers=tuple(w.status() for w in self.state.workers.values() if not w.is_dead),
-            paces=tuple(self._paces()),
-        )
-        step.actions.append(SendCoordinator(beat, "alive"))
+        workers = tuple(w.status() for w in state.workers.values() if not w.is_dead)
+        paces = tuple(self._paces())
+        facts = tuple(_without_progress(status) for status in workers)
+        is_due = step.now_ms - state.told_ms >= self.config.quiet_ms_max - EARLY_MS
+        if not state.is_heard or paces or facts != state.told or is_due:
+            state.told, state.told_ms = facts, step.now_ms
+            state.sequence += 1
+            beat = AgentHeartbeat(self.config.node, self.config.incarnation, state.sequence, workers, paces)
+            step.actions.append(SendCoordinator(beat, "alive"))
         step.set_timer("heartbeat", "coordinator", self.config.heartbeat_ms, "the next one")
+
+
+def _without_progress(status: WorkerStatus) -> WorkerStatus:
+    stage = status.stage if status.stage is Stage.DONE else Stage.IDLE
+    return msgspec.structs.replace(status, stage=stage, iteration=0, progress=0)

@@ -9,6 +9,7 @@ from unicron._core import PhaseTimes
 from unicron.agent.events import Activity, IterationSums, Pulse
 from unicron.agent.transitions import DEAD, Phase, next_phase
 from unicron.messages import (
+    AgentChecked,
     ExceptionRaised,
     FromWorker,
     PaceSample,
@@ -125,6 +126,10 @@ class State:
     term_ms: float = 0.0  # when it was heard last
     is_stale: bool = False  # this connection's coordinator is of an older term: its orders do not count
     sequence: int = 0
+    is_heard: bool = False  # the coordinator answers its beats
+    told: tuple[WorkerStatus, ...] = ()  # by the last heartbeat, without its numbers
+    told_ms: float = 0.0
+    checked: AgentChecked | None = None  # the newest answer of the checks
     arena_count: int = 0
     workers: dict[str, Worker] = field(default_factory=dict)
     specs: dict[str, TaskSpec] = field(default_factory=dict)

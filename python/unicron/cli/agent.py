@@ -30,6 +30,9 @@ def main(
     imports: Annotated[
         str, typer.Option("--import", help="What the template imports beforehand.")
     ] = "torch,megatron.core",
+    checks: Annotated[
+        bool, typer.Option(help="Look at the hardware before the node is used, and after each incident on it.")
+    ] = True,
     verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
 ) -> int:
     """A node's supervisor: starts workers, sees them die, keeps their state. Ends with them.
@@ -55,6 +58,7 @@ def main(
         run_dir=str(directory),
         host=own_address_towards(endpoints_of(coordinator)[0]) if host == "auto" else host,
         metrics=metrics,
+        checks=checks,
         incarnation=incarnation,
     )
     return run_with_template(settings, imports)

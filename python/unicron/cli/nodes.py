@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unicron.cli.common import Coordinator, Json, Keys, print_json, print_table
 
-COLUMNS = ("node", "phase", "drained", "slots", "used", "tasks", "understudies", "workers", "incarnation", "store")
+COLUMNS = ("node", "phase", "why", "slots", "used", "tasks", "understudies", "workers", "incarnation", "store")
 
 
 def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False) -> None:

@@ -20,7 +20,7 @@ def main(
     Example: unicron undrain n3
     """
 
-    def said(_: Any) -> str:
-        return f"{node} is in use again"
+    def said(result: Any) -> str:
+        return str(result.get("why") or f"{node} is in use again")
 
     order("undrain", said, coordinator, keys, json, node=node)

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from unicron import diagnosis
+from unicron.coordinator import fitness
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.step import Step
-from unicron.diagnosis import Category, diagnose_text
+from unicron.diagnosis import Category, Scope, diagnose_text
 from unicron.types import Severity
 
+LIMITS = diagnosis.CountLimits(node_max=3, node_window_ms=3_600_000.0)
 CLASSIFY_MS = 100.0
 TEXT_CHARS_MAX = 8_192  # of the end of the text
 
@@ -30,7 +35,37 @@ def on_classify(step: Step, incident_id: str) -> None:
     found = diagnose_text(f"{incident.text[-TEXT_CHARS_MAX:]}\n{incident.cause}")
     if found.category is Category.NONE:
         return
-    changes: dict[str, Any] = {"category": found.category.value, "rule": found.rule, "meaning": found.reason}
-    if found.severity is Severity.SEV1 and incident.severity in (Severity.SEV2, Severity.SEV3) and incident.node:
-        changes["severity"] = Severity.SEV1
-    step.change_incident(incident, f"{found.category.value}: {found.reason}", **changes)
+    changes: dict[str, Any] = {
+        "category": found.category.value, "rule": found.rule, "scope": found.scope.value, "meaning": found.reason,
+    }  # fmt: skip
+    reason = f"{found.category.value}: {found.reason}"
+    is_blamed = found.severity is Severity.SEV1
+    if incident.severity in (Severity.SEV2, Severity.SEV3) and incident.node:
+        counted = "" if is_blamed else _again_and_again(step, msgspec.structs.replace(incident, **changes))
+        if is_blamed or counted:
+            changes["severity"] = Severity.SEV1
+            reason = counted or reason
+            fitness.condemn(step, incident.node, reason)
+    step.change_incident(incident, reason, **changes)
+
+
+def _again_and_again(step: Step, incident: Incident) -> str:
+    """Several failures of one node at different work are the node's, where its checks can clear it again. What a person
+    or the kernel may do to any process (a plain SIGKILL) says nothing about a node."""
+    node = step.state.nodes.get(incident.node)
+    if node is None or not node.can_check or incident.cause == "signal 9":
+        return ""
+    others = [
+        _seen(i) for i in step.state.incidents.values()
+        if i.id != incident.id and i.task and i.scope and i.cause != "signal 9" and not i.is_only_told
+    ]  # fmt: skip
+    found = diagnosis.count(_seen(incident), others, max(len(step.state.nodes), 1), LIMITS)
+    return found.reason if found.severity is Severity.SEV1 else ""
+
+
+def _seen(incident: Incident) -> diagnosis.Seen:
+    return diagnosis.Seen(
+        at_ms=incident.opened_ms, node=incident.node, severity=incident.severity, scope=Scope(incident.scope),
+        signature=incident.signature, rank=incident.rank, incarnation=incident.incarnation,
+        iteration=incident.iteration, micro_batch=incident.micro_batch,
+    )  # fmt: skip

@@ -17,6 +17,13 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     silence_ms_max: float = 15_000.0  # suspicion that long, and a second signal: lost
     # after our own restart: until an agent must have said hello again
     return_ms_max: float = 10_000.0
+    # fitness
+    check_delay_ms: float = 2_000.0  # from an incident on a node to its checks: the healing comes first
+    check_ms_max: float = 300_000.0  # of all checks; then they are asked for again
+    flaps_max: int = 5  # losses of a node; from then on it rests before it is used again
+    rest_ms_min: float = 30_000.0  # doubled at every further loss
+    rest_ms_max: float = 3_600_000.0
+    calm_ms: float = 1_800_000.0  # up for so long: its losses are forgotten
     # symptoms
     # a failed collective without a death: how long a death may still arrive
     diagnose_ms: float = 30.0
@@ -42,7 +49,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     plans_kept_max: int = 64  # per task: what explains a late report
     incidents_kept_max: int = 1_000
     tasks_max: int = 256
-    nodes_max: int = 4_096
+    nodes_max: int = 16_384
     # unmanaged scripts
     master_port_first: int = 29_500
     master_port_count: int = 2_000

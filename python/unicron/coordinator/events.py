@@ -8,9 +8,11 @@ from typing import Literal
 from unicron.coordinator.job import Job
 from unicron.coordinator.journal import Entry
 from unicron.messages import (
+    AgentChecked,
     AgentHeartbeat,
     AgentHello,
     FromWorker,
+    HardwareSeen,
     WorkerContinued,
     WorkerExited,
     WorkerLost,
@@ -24,6 +26,8 @@ from unicron.types import Rank
 AgentSays = (
     AgentHello
     | AgentHeartbeat
+    | AgentChecked
+    | HardwareSeen
     | WorkerUp
     | WorkerLost
     | WorkerStopped
@@ -68,6 +72,29 @@ class AgentProbed:
 
     node: str
     answer: Literal["alive", "gone", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHeard:
+    """Its beats come (again): only this change is told, not every beat."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVouched:
+    """Its beats do not come here; nodes that listen to it hear them."""
+
+    node: str
+    silent_ms: float  # here
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSilent:
+    """Its beats come neither here nor to the nodes that listen to it."""
+
+    node: str
+    silent_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +150,9 @@ Event = (
     | AgentMessage
     | AgentDisconnected
     | AgentProbed
+    | NodeHeard
+    | NodeVouched
+    | NodeSilent
     | TimerFired
     | TaskSubmitted
     | CancelRequested

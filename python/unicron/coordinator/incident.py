@@ -14,7 +14,7 @@ from unicron.types import Method, Outcome, PlanKind, Rank, Severity, Stage, Stat
 class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     task: str
-    # worker lost | exception | stopped | stalled | connection | node lost | state lost | slow | held
+    # worker lost | exception | stopped | stalled | connection | node lost | state lost | slow | held | hardware
     fault: str
     severity: Severity
     node: str
@@ -52,6 +52,7 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # what python/unicron/diagnosis says of cause and text
     category: str = ""
     rule: str = ""  # family.what
+    scope: str = ""  # gpu | node | link | process | job | storage
     meaning: str = ""
     is_only_told: bool = False  # nobody is lost and nothing was done: slow, held, observed only, a thread
     part_of: str = ""  # a worker's death that turned out to be its node's

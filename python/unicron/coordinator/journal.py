@@ -52,6 +52,21 @@ class NodeDrained(_Entry, frozen=True):
     reason: str
 
 
+class NodeChecked(_Entry, frozen=True):
+    """What its checks, or its kernel, say of its hardware. `unfit` empties the node until an entry without it."""
+
+    node: str
+    unfit: str
+
+
+class NodeRests(_Entry, frozen=True):
+    """It was lost `flaps` times in a short time: it is back, and not used for `rest_ms` (0: it is again)."""
+
+    node: str
+    rest_ms: float
+    flaps: int
+
+
 class TaskAdmitted(_Entry, frozen=True):
     """Its job was taken in; what it gets is decided apart, by AllocationDecided."""
 
@@ -177,6 +192,8 @@ Entry = (
     | NodeJoined
     | NodeDeclaredLost
     | NodeDrained
+    | NodeChecked
+    | NodeRests
     | TaskAdmitted
     | AllocationDecided
     | TaskHeld

@@ -9,7 +9,7 @@ sends went out does not matter: agents say in their hello what they have.
 
 from __future__ import annotations
 
-from unicron.coordinator import nodes, requests, symptoms, workers
+from unicron.coordinator import fitness, nodes, requests, symptoms, workers
 from unicron.coordinator.accounting import note_accounts
 from unicron.coordinator.accounts import on_healed, on_saved
 from unicron.coordinator.actions import Action, WriteJournal
@@ -22,6 +22,9 @@ from unicron.coordinator.events import (
     DrainRequested,
     Event,
     FaultRequested,
+    NodeHeard,
+    NodeSilent,
+    NodeVouched,
     Replayed,
     ResumeRequested,
     Started,
@@ -29,6 +32,7 @@ from unicron.coordinator.events import (
     TaskSubmitted,
     TimerFired,
 )
+from unicron.coordinator.hearing import on_hearing
 from unicron.coordinator.invariants import check
 from unicron.coordinator.journal import TermBegan
 from unicron.coordinator.replay import apply_entry, trim
@@ -38,12 +42,14 @@ from unicron.coordinator.step import Step
 from unicron.coordinator.timers import on_timer, timers_after_replay
 from unicron.coordinator.transitions import NODE_POLICY
 from unicron.messages import (
+    AgentChecked,
     AgentHeartbeat,
     AgentHello,
     CollectiveFailed,
     ExceptionRaised,
     Finished,
     FromWorker,
+    HardwareSeen,
     Healed,
     Saved,
     StateLost,
@@ -118,6 +124,12 @@ class CoordinatorMachine:
                     step.refuse("unknown_node", f"{event.node} never said hello")
                 else:
                     nodes.on_probed(step, node, event.answer)
+            case NodeHeard() | NodeVouched() | NodeSilent():
+                node = self.state.nodes.get(event.node)
+                if node is None:
+                    step.refuse("unknown_node", f"{event.node} never said hello")
+                else:
+                    on_hearing(step, node, event)
             case TimerFired():
                 on_timer(step, event.timer)
             case TaskSubmitted():
@@ -152,6 +164,12 @@ class CoordinatorMachine:
             return
         if isinstance(message, AgentHeartbeat):
             nodes.on_heartbeat(step, node, message)
+            return
+        if isinstance(message, AgentChecked):
+            fitness.on_checked(step, node, message)
+            return
+        if isinstance(message, HardwareSeen):
+            fitness.on_hardware(step, node, message)
             return
         self._on_fact(step, message)
 
@@ -208,7 +226,8 @@ class CoordinatorMachine:
 
 def _changed_nothing(step: Step, event: Event) -> bool:
     """A heartbeat after which every task, and what is decided, is as settled as the step before left it."""
-    if not isinstance(event, AgentMessage) or not isinstance(event.message, AgentHeartbeat):
+    is_heartbeat = isinstance(event, AgentMessage) and isinstance(event.message, AgentHeartbeat)
+    if not is_heartbeat and not isinstance(event, NodeHeard | NodeVouched):
         return False
     return not step.touched and not step.has_freed and not any(isinstance(a, WriteJournal) for a in step.actions)
 

@@ -1,18 +1,21 @@
 """Nodes: hello, silence, disconnection, and the verdict. Silence is suspicion; only evidence makes a node lost.
 
 Evidence is: its store endpoint refuses connections; or its agent came back with a higher incarnation; or its
-connection ended, it does not answer, and members on other nodes report failed collectives (a second, independent
-signal); or it has been silent for a long bound while others wait for a plan that cannot reach it.
+connection ended, or nobody hears its beats, it does not answer, and members on other nodes report failed collectives
+(a second, independent signal); or it has been silent for a long bound while others wait for a plan that cannot reach
+it.
 """
 
 from __future__ import annotations
 
 from unicron.coordinator.accounting import note_speed
+from unicron.coordinator.fitness import KINDS as FITNESS_TIMERS
+from unicron.coordinator.fitness import on_joined
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import NodeDeclaredLost, NodeJoined
 from unicron.coordinator.lifecycle import tell_over
 from unicron.coordinator.slowness import note_pace
-from unicron.coordinator.state import NodeState, TaskState
+from unicron.coordinator.state import Hearing, NodeState, TaskState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.coordinator.workers import forget_worker, incident_of, is_member, note_status
@@ -37,10 +40,11 @@ def on_hello(step: Step, name: str, hello: AgentHello) -> None:
         step.write(joined, f"{name} says hello")
     node = step.state.nodes[name]
     node.move("hello", step.now_ms)
-    node.is_connected, node.probe_answer, node.clock = True, "", hello.clock
+    node.is_connected, node.probe_answer, node.clock, node.hearing = True, "", hello.clock, Hearing.NONE
     step.cancel_timer("verdict", name, "it is back")
     step.set_timer("silence", name, step.config.silence_ms, "heartbeats are due")
     step.send(name, AgentWelcome(step.state.term), "hello")
+    on_joined(step, node, hello, is_new=is_new or was_lost)
     _reconcile(step, name, hello)
     step.has_freed = True
     for task in step.state.tasks.values():
@@ -114,13 +118,9 @@ def on_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
     if message.incarnation != node.incarnation:
         step.refuse("stale_incarnation", f"{node.name}: {message.incarnation}")
         return
-    if node.phase is NodePhase.SUSPECT and node.is_connected:
-        node.move("heard", step.now_ms)
-        node.probe_answer = ""
-        step.cancel_timer("verdict", node.name, "its heartbeat came")
-        for task in step.state.tasks.values():
-            step.touch(task)
-    step.set_timer("silence", node.name, step.config.silence_ms, "heartbeats are due")
+    hear_again(step, node, "its heartbeat came")
+    if not node.beats:
+        step.set_timer("silence", node.name, step.config.silence_ms, "heartbeats are due")
     for status in message.workers:
         task_of = step.state.tasks.get(status.task)
         if task_of is not None and status.worker in task_of.workers:
@@ -128,6 +128,16 @@ def on_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
     note_pace(step, node.name, message.paces)
     for name in sorted({status.task for status in message.workers} & step.state.tasks.keys()):
         note_speed(step, step.state.tasks[name])
+
+
+def hear_again(step: Step, node: NodeState, reason: str) -> None:
+    """It was silent, not disconnected: it is up again."""
+    if node.phase is NodePhase.SUSPECT and node.is_connected:
+        node.move("heard", step.now_ms)
+        node.probe_answer = ""
+        step.cancel_timer("verdict", node.name, reason)
+        for task in step.state.tasks.values():
+            step.touch(task)
 
 
 def on_lost_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
@@ -180,13 +190,19 @@ def judge(step: Step, node: NodeState) -> bool:
     evidence = ""
     if node.probe_answer == "gone":
         evidence = "its store endpoint refuses connections"
-    elif node.probe_answer == "unknown" and not node.is_connected and echoes:
-        evidence = "its connection ended, it does not answer, and members elsewhere lost their peers"
+    elif node.probe_answer == "unknown" and _is_cut_off(node) and echoes:
+        why = "its connection ended" if not node.is_connected else "nobody hears its beats"
+        evidence = f"{why}, it does not answer, and members elsewhere lost their peers"
     elif elapsed_ms >= bound_ms and (echoes or waiting):
         evidence = f"silent for {elapsed_ms:.0f} ms while others wait for it"
     if evidence:
         lose_node(step, node, evidence)
     return bool(evidence)
+
+
+def _is_cut_off(node: NodeState) -> bool:
+    """From us by its connection, which beats that somebody still hears contradict; or from all who listen to it."""
+    return node.hearing is Hearing.SILENT or (not node.is_connected and not node.beats)
 
 
 def _has_echo(task: TaskState, node: str) -> bool:
@@ -228,7 +244,7 @@ def lose_node(step: Step, node: NodeState, evidence: str) -> None:
     step.write(NodeDeclaredLost(node.name, node.incarnation, evidence), evidence)
     node.move("gone", step.now_ms)
     node.is_connected = False
-    for kind in ("verdict", "silence"):
+    for kind in ("verdict", "silence", *FITNESS_TIMERS):
         step.cancel_timer(kind, node.name, evidence)
     for task in hit:
         lost = sorted(r for r in task.lost if task.placement.get(r) == node.name)

@@ -12,9 +12,11 @@ from unicron.coordinator.journal import (
     EpochDecided,
     HealingClosed,
     IncidentRecorded,
+    NodeChecked,
     NodeDeclaredLost,
     NodeDrained,
     NodeJoined,
+    NodeRests,
     RolesPlaced,
     TaskAdmitted,
     TaskEnded,
@@ -55,7 +57,10 @@ def _(entry: NodeJoined, state: State) -> None:
         store_key=entry.store_key,
         phase=known.phase if known else NodePhase.AWAITED,
         since_ms=known.since_ms if known else 0.0,
-        is_drained=known.is_drained if known else False,
+        drained_by_person=known.drained_by_person if known else False,
+        unfit=known.unfit if known else "",
+        flaps=known.flaps if known else 0,
+        rest_ms=known.rest_ms if known else 0.0,
     )
     if not state.is_started:
         state.nodes[entry.node].phase = NodePhase.AWAITED
@@ -64,6 +69,8 @@ def _(entry: NodeJoined, state: State) -> None:
 @apply_entry.register
 def _(entry: NodeDeclaredLost, state: State) -> None:
     node = state.nodes[entry.node]
+    node.flaps += 1
+    node.rest_ms = 0.0
     if not state.is_started:  # the living machine moves it through the table
         node.phase = NodePhase.LOST
     for task in state.tasks.values():
@@ -76,7 +83,18 @@ def _(entry: NodeDeclaredLost, state: State) -> None:
 
 @apply_entry.register
 def _(entry: NodeDrained, state: State) -> None:
-    state.nodes[entry.node].is_drained = entry.drained
+    state.nodes[entry.node].drained_by_person = entry.drained
+
+
+@apply_entry.register
+def _(entry: NodeChecked, state: State) -> None:
+    state.nodes[entry.node].unfit = entry.unfit
+
+
+@apply_entry.register
+def _(entry: NodeRests, state: State) -> None:
+    node = state.nodes[entry.node]
+    node.rest_ms, node.flaps = entry.rest_ms, entry.flaps
 
 
 @apply_entry.register

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from unicron.coordinator import fitness
 from unicron.coordinator.demand import can_leave
 from unicron.coordinator.events import FaultRequested
 from unicron.coordinator.job import Job, refusal_of
-from unicron.coordinator.journal import NodeDrained, TaskAdmitted, TaskHeld
+from unicron.coordinator.journal import NodeChecked, NodeDrained, NodeRests, TaskAdmitted, TaskHeld
 from unicron.coordinator.lifecycle import stop_task
 from unicron.coordinator.placement import free_slots
-from unicron.coordinator.state import node_order
+from unicron.coordinator.state import NodeState, node_order
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import TERMINAL, TaskPhase
 from unicron.messages import ArmFault, Reply
@@ -128,16 +129,32 @@ def on_drain(step: Step, request_id: str, name: str, drained: bool) -> None:
     if node is None:
         known = ", ".join(sorted(step.state.nodes, key=node_order)) or "none"
         error = f"no node {name}; known: {known}"
-    elif node.is_drained == drained:
+    elif node.drained_by_person == drained and (drained or not node.is_drained):
         error = f"node {name} is {'drained' if drained else 'not drained'} already"
     if error or node is None:
         step.answer(request_id, Reply(ok=False, error=error), error)
         return
     reason = f"{name} is {'drained' if drained else 'in use again'}: a person said so"
-    step.write(NodeDrained(name, drained, reason), reason)
+    if node.drained_by_person != drained:
+        step.write(NodeDrained(name, drained, reason), reason)
+    if not drained:
+        reason = _use_again(step, node, reason)
     step.has_freed = True
     held = sum(w.node == name for t in step.state.tasks.values() for w in t.workers.values())
-    step.answer(request_id, Reply(ok=True, result={"node": name, "workers": held}), reason)
+    step.answer(request_id, Reply(ok=True, result={"node": name, "workers": held, "why": reason}), reason)
+
+
+def _use_again(step: Step, node: NodeState, reason: str) -> str:
+    """A person ends a rest; what is unfit must pass its checks, where it has any."""
+    if node.rest_ms:
+        step.write(NodeRests(node.name, 0.0, 0), reason)
+        step.cancel_timer("rest", node.name, reason)
+    if node.unfit and node.can_check:
+        fitness.ask(step, node, f"{node.name} is to be used again")
+        return f"{reason}; it was unfit ({node.unfit}): its checks run, and it is used once they pass"
+    if node.unfit:
+        step.write(NodeChecked(node.name, ""), reason)
+    return reason
 
 
 def on_fault(step: Step, event: FaultRequested) -> None:

@@ -39,6 +39,13 @@ class Purpose(enum.StrEnum):
     JOINER = "joiner"  # of a replica that comes back
 
 
+class Hearing(enum.StrEnum):
+    NONE = "none"  # it does not beat, as far as is known
+    HEARD = "heard"
+    VOUCHED = "vouched"  # not here; by nodes that listen to it
+    SILENT = "silent"  # by nobody
+
+
 @dataclass(slots=True)
 class NodeState:
     name: str
@@ -52,12 +59,36 @@ class NodeState:
     is_connected: bool = False
     clock: str = ""  # whose monotonic clock its agent reads
     probe_answer: str = ""
-    is_drained: bool = False  # (journal) a person wants it empty
+    hearing: Hearing = Hearing.NONE  # its beats
+    can_check: bool = False  # its agent looks at the hardware
+    checks: tuple[tuple[str, str, str], ...] = ()  # (check, answer, reason) of the newest look
+    drained_by_person: bool = False  # (journal)
+    unfit: str = ""  # (journal) what its checks, or its kernel, said; until its checks pass
+    flaps: int = 0  # (journal) losses since it was calm
+    rest_ms: float = 0.0  # (journal) it came back too often: not used for so long
+
+    @property
+    def is_drained(self) -> bool:
+        """It shall be empty, whoever wants that."""
+        return self.drained_by_person or bool(self.unfit) or self.rest_ms > 0
+
+    @property
+    def why_drained(self) -> str:
+        if self.unfit:
+            return f"unfit: {self.unfit}"
+        if self.rest_ms:
+            return f"was lost {self.flaps} times: rests {self.rest_ms / 1000:.0f} s"
+        return "drained by a person" if self.drained_by_person else ""
 
     @property
     def is_usable(self) -> bool:
         """May tasks be given its slots? Suspicion alone takes nothing away."""
         return self.phase is not NodePhase.LOST and not self.is_drained
+
+    @property
+    def beats(self) -> bool:
+        """Somebody hears it."""
+        return self.hearing in (Hearing.HEARD, Hearing.VOUCHED)
 
     def move(self, trigger: str, now_ms: float) -> None:
         phase = next_node_phase(self.phase, trigger)

@@ -29,6 +29,7 @@ from unicron.coordinator.replay import apply_entry
 from unicron.coordinator.state import NodeState, State, TaskState
 from unicron.coordinator.transitions import TASK_POLICY, NodePhase
 from unicron.messages import Reply
+from unicron.types import Severity
 
 
 class Step:
@@ -101,7 +102,16 @@ class Step:
             timeline=((self.now_ms, reason),),
         )
         self._record(incident, reason)
+        self._check_soon(incident)
         return incident
+
+    def _check_soon(self, incident: Incident) -> None:
+        """The node of a failure looks at its hardware, a moment later."""
+        node = self.state.nodes.get(incident.node)
+        is_failure = incident.severity in (Severity.SEV1, Severity.SEV2) and not incident.is_only_told
+        if node is None or not node.can_check or not is_failure or self.has_timer("check", node.name):
+            return
+        self.set_timer("check", node.name, self.config.check_delay_ms, f"after {incident.id} on it")
 
     def change_incident(self, incident: Incident, reason: str, **changes: Any) -> Incident:
         incident = msgspec.structs.replace(

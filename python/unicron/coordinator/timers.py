@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unicron.coordinator import growth, leaving, nodes, recovery, starting, steering, symptoms
+from unicron.coordinator import fitness, growth, leaving, nodes, recovery, starting, steering, symptoms
 from unicron.coordinator.accounts import close_healing
 from unicron.coordinator.classifying import on_classify
 from unicron.coordinator.lifecycle import finish_task
@@ -30,6 +30,8 @@ def on_timer(step: Step, name: str) -> None:
         on_classify(step, subject)
     elif kind in NODE_KINDS:
         _on_node_timer(step, kind, subject)
+    elif kind in fitness.KINDS:
+        fitness.on_timer(step, kind, step.state.nodes[subject])
     elif kind in WORKER_KINDS:
         task = step.state.task_of_worker(subject)
         assert task is not None, f"timer {name} of no worker"
@@ -119,6 +121,7 @@ def timers_after_replay(step: Step) -> None:
         node.since_ms = step.now_ms
         if node.phase is NodePhase.AWAITED:
             nodes.ask(step, node, "it must say hello to the new coordinator")
+        fitness.timers_after_replay(step, node)
     bounds = {
         TaskPhase.STARTING: ("join", config.join_ms_max),
         TaskPhase.HEALING: ("heal", config.heal_ms_max),

@@ -39,6 +39,7 @@ from unicron.agent.actions import (
     LookAtOwner,
     Refused,
     ReleaseSlot,
+    RunChecks,
     SendCoordinator,
     SendWorker,
     SetTimer,
@@ -65,6 +66,7 @@ from unicron.agent.events import (
 from unicron.agent.machine import AgentMachine
 from unicron.messages import (
     ArenaGrant,
+    BeatOrder,
     Fork,
     Forked,
     MessageRefused,
@@ -75,11 +77,13 @@ from unicron.messages import (
 )
 from unicron.runtime import key_rotation, keys, logs, processes
 from unicron.runtime.arena_keeper import ArenaKeeper
+from unicron.runtime.beats import AgentBeats
 from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.coordinator_link import CoordinatorLink, endpoints_of
 from unicron.runtime.ending import Ending, rise
 from unicron.runtime.files import write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
+from unicron.runtime.hardware import HardwareWatch
 from unicron.runtime.holding import why_held
 from unicron.runtime.keyring import KeyRing, server_keys
 from unicron.runtime.post_mortem import PostMortem
@@ -118,6 +122,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"  # others reach the store of this node here
     store_port: int = 0
     template: str = ""  # socket of the template; '': <run_dir>/template.sock
+    checks: bool = False  # of the hardware, before the node is used and after each incident on it
     metrics: str = ""  # host:port of /metrics, /healthz, /readyz; '': none. Whoever reaches it reads it
     incarnation: int = 0  # 0: one more than the last on this run_dir
     machine: dict[str, float] = {}  # bounds of AgentConfig that differ from its defaults
@@ -129,6 +134,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class AgentProcess:
     def __init__(self, settings: AgentSettings, lifeline: int = -1) -> None:
+        rise()  # first: a thread keeps the priority of its maker
         directory = Path(settings.run_dir)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         key_directory = Path(settings.keys)
@@ -154,20 +160,25 @@ class AgentProcess:
         self._gate = Gatekeeper(self._context)
         self._admit()
         self._store = StoreServer(self._context, own.secret, settings.host, settings.store_port)
+        incarnation = settings.incarnation or _next_incarnation(directory)
+        self._beats = AgentBeats(settings.host, incarnation)
         facts = {
             "node": settings.node,
-            "incarnation": settings.incarnation or _next_incarnation(directory),
+            "incarnation": incarnation,
             "slots": settings.slots,
             "understudies": settings.understudies,
             "store": self._store.endpoint,
             "store_key": own.public,
             "clock": clock_id(),
             "socket": str(self._server.path),
+            "beat_port": self._beats.port,
+            "checks": settings.checks,
         }
         config = msgspec.convert({**settings.machine, **facts}, AgentConfig)
         self._machine = AgentMachine(config)
         self._pulses = Pulses(config.workers_max)
         self._arenas = ArenaKeeper()
+        self._hardware = HardwareWatch(directory, checks=settings.checks)
         self._post_mortem = PostMortem()
         self._coordinator = CoordinatorLink(self._context, endpoints_of(settings.coordinator), servers, own)
         self._exposition: Exposition | None = None
@@ -182,7 +193,6 @@ class AgentProcess:
 
     def run(self) -> int:
         self._ending.catch_signals()
-        rise()
         log.info("store at %s, workers at %s", self._store.endpoint, self._server.path)
         try:
             while not self._ending.reason:
@@ -194,6 +204,7 @@ class AgentProcess:
 
     def _turn(self) -> None:
         ready = self._poll()
+        self._beats.turned()
         self._ending.look(ready)
         if self._pulses.fileno() in ready:
             self._read_deaths()
@@ -207,6 +218,12 @@ class AgentProcess:
             self._gate.serve()
         if self._exposition is not None and self._exposition.fileno() in ready:
             self._exposition.serve()
+        if self._beats.fileno() in ready:
+            for change in self._beats.changes():
+                self._take(change)
+        if self._hardware.is_overdue or not ready.keys().isdisjoint(self._hardware.fds):
+            for seen in self._hardware.serve():
+                self._take(seen)
         if not ready.keys().isdisjoint(self._coordinator.sockets):
             self._read_coordinator()
         if self._store.socket in ready:
@@ -219,6 +236,7 @@ class AgentProcess:
         interests: list[tuple[Any, int]] = [
             *((fd, zmq.POLLIN | (zmq.POLLOUT if writes else 0)) for fd, writes in self._server.interests()),
             *((socket, zmq.POLLIN) for socket in self._coordinator.sockets),
+            *((fd, zmq.POLLIN) for fd in self._hardware.fds),
         ]
         if self._template is not None:
             writing = zmq.POLLOUT if self._template.wants_to_write else 0
@@ -231,6 +249,7 @@ class AgentProcess:
             for socket in (self._gate.socket, self._store.socket):
                 self._poller.register(socket, zmq.POLLIN)
             self._poller.register(self._pulses.fileno(), zmq.POLLIN)
+            self._poller.register(self._beats.fileno(), zmq.POLLIN)
             if self._exposition is not None:
                 self._poller.register(self._exposition.fileno(), zmq.POLLIN)
             self._ending.register(self._poller)
@@ -379,6 +398,9 @@ class AgentProcess:
             except MessageRefused as error:
                 log.warning("refused from the coordinator: %s: %s", type(error).__name__, error)
                 continue
+            if isinstance(message, BeatOrder):
+                self._beats.follow(message, self._coordinator.endpoint)
+                continue
             if not isinstance(message, CoordinatorSays):
                 log.warning("refused from the coordinator: %s", type(message).__name__)
                 continue
@@ -422,6 +444,8 @@ class AgentProcess:
                 self._grant(action)
             case DropArena(arena):
                 self._arenas.drop(arena)
+            case RunChecks(is_idle):
+                self._hardware.check(is_idle=is_idle)
             case LeaveCoordinator():
                 self._coordinator.leave()
                 self._queue.append(CoordinatorDisconnected())
@@ -539,6 +563,8 @@ class AgentProcess:
         self._store.close()
         self._gate.close()
         self._context.destroy(linger=100)
+        self._beats.close()
+        self._hardware.close()
         self._pulses.close()
         self._arenas.close()
         self._post_mortem.close()

@@ -31,6 +31,7 @@ MESSAGES_PER_TURN_MAX = 256
 
 @dataclass(frozen=True)
 class _Line:
+    endpoint: str
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
 
@@ -74,7 +75,12 @@ class CoordinatorLink:
         socket.sndhwm = socket.rcvhwm = QUEUED_MESSAGES_MAX
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         socket.connect(endpoint)
-        return _Line(socket, monitor)
+        return _Line(endpoint, socket, monitor)
+
+    @property
+    def endpoint(self) -> str:
+        """Where the line goes, while it is connected."""
+        return self._lines[0].endpoint
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:

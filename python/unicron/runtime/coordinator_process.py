@@ -40,16 +40,19 @@ from unicron.coordinator.events import (
     AgentProbed,
     AgentSays,
     Event,
+    NodeSilent,
     Replayed,
     Started,
     TimerFired,
 )
-from unicron.coordinator.journal import JournalUnreadable, decode_entry, encode_entry
+from unicron.coordinator.journal import JournalUnreadable, NodeDeclaredLost, decode_entry, encode_entry
 from unicron.coordinator.machine import CoordinatorMachine
+from unicron.coordinator.state import Hearing
 from unicron.messages import (
     MESSAGE_BYTES_MAX,
     AgentHeartbeat,
     AgentHello,
+    BeatOrder,
     MessageRefused,
     Reply,
     Request,
@@ -59,15 +62,17 @@ from unicron.messages import (
     encode,
 )
 from unicron.runtime import keys, requests
+from unicron.runtime.beats import BeatDesk
 from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.coordinator_settings import CoordinatorSettings
 from unicron.runtime.ending import Ending
 from unicron.runtime.journal_problem import JournalProblem, LeadershipLost
 from unicron.runtime.keyring import Caller, Callers, KeyRing
 from unicron.runtime.peers import Peers
-from unicron.runtime.probe import Probes
+from unicron.runtime.probe import Probes, parse_endpoint
 from unicron.runtime.store_server import bind
 from unicron.runtime.timers import Timers
+from unicron.runtime.webhook import Webhook
 from unicron.runtime.zap import Gatekeeper, serve_curve
 
 if TYPE_CHECKING:  # imported where metrics are wanted: they take longer than all else of a small daemon
@@ -134,6 +139,7 @@ class CoordinatorProcess:
         self._heard_ms: dict[str, float] = {}  # node -> its last message
         self._exposition: Exposition | None = None
         self._metrics: CoordinatorMetrics | None = None
+        self._webhook = Webhook(settings.webhook) if settings.webhook else None
         self._last_reasons: dict[str, str] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = Gatekeeper(self._context)
@@ -141,14 +147,22 @@ class CoordinatorProcess:
         self._callers = Callers(directory, self._gate, ZAP_DOMAIN)
         self._router = self._make_router(pair.secret)
         self._peers = Peers(self._router)
+        self._beats: BeatDesk | None = None
         host, _, port = settings.listen.rpartition(":")
+        host = host or "127.0.0.1"
         try:
-            self.endpoint = bind(self._router, host or "127.0.0.1", int(port))
+            self.endpoint = bind(self._router, host, int(port))
+            self._beats = BeatDesk(host.strip("[]"), parse_endpoint(self.endpoint)[1], self._order_beats)
             if settings.metrics:
                 self._expose(settings.metrics)
         except (OSError, ValueError):
             self.close()
             raise
+
+    def _order_beats(self, node: str, order: BeatOrder) -> None:
+        identity = self._peers.identity_of(node)
+        if identity is not None:
+            self._send(identity, order)
 
     def _expose(self, address: str) -> None:
         from unicron.runtime.exposition import Exposition
@@ -203,7 +217,9 @@ class CoordinatorProcess:
 
     def _families(self) -> Iterable[Metric]:
         assert self._metrics is not None
-        return self._metrics.families(self._machine.state, self._heard_ms, self._now_ms(), self._gate.num_refused)
+        now_ms, state = self._now_ms(), self._machine.state
+        beating = {node.name: now_ms for node in state.nodes.values() if node.hearing is Hearing.HEARD}
+        return self._metrics.families(state, {**self._heard_ms, **beating}, now_ms, self._gate.num_refused)
 
     def _now_ms(self) -> float:
         """Of one clock for all coordinators of a cluster."""
@@ -218,6 +234,8 @@ class CoordinatorProcess:
         poller = zmq.Poller()
         for socket in (self._gate.socket, self._peers.monitor, self._router):
             poller.register(socket, zmq.POLLIN)
+        assert self._beats is not None
+        poller.register(self._beats.fileno(), zmq.POLLIN)
         self._ending.register(poller)
         if self._exposition is not None:
             poller.register(self._exposition.fileno(), zmq.POLLIN)
@@ -233,6 +251,9 @@ class CoordinatorProcess:
             self._exposition.serve()
         is_behind = self._read_messages()
         self._read_endings()
+        if self._beats.fileno() in ready:
+            for change in self._beats.changes():
+                self._step(change)
         writable = {fd for fd in self._probes.fds if fd in ready}
         for node, answer in self._probes.finished(writable):
             self._step(AgentProbed(node, answer))
@@ -273,6 +294,9 @@ class CoordinatorProcess:
             caller = self._callers.find(key)
             if caller is None:
                 self._callers.cut(key, self._peers.fd_of(node))
+                if self._beats is not None:
+                    self._beats.forget(node)
+                self._step(NodeSilent(node, 0.0))
         return is_new
 
     # ------------------------------------------------------------ what arrives
@@ -320,6 +344,7 @@ class CoordinatorProcess:
             self._note_statuses(message.workers)
             self._heard_ms[message.node] = self._now_ms()
             self._step(AgentMessage(message.node, message))
+            self._expect_beats(message)
             if not self._peers.is_open(message.node):
                 self._step(AgentDisconnected(message.node))
         elif role == "agent" and isinstance(message, AgentSays):
@@ -342,6 +367,12 @@ class CoordinatorProcess:
         """Its machine stood still, and meanwhile the node began anew."""
         known = self._machine.state.nodes.get(hello.node)
         return known is not None and hello.incarnation < known.incarnation
+
+    def _expect_beats(self, hello: AgentHello) -> None:
+        """If the machine took it."""
+        node = self._machine.state.nodes.get(hello.node)
+        if self._beats is not None and node is not None and node.incarnation == hello.incarnation:
+            self._beats.hello(hello)
 
     def _note_statuses(self, statuses: tuple[WorkerStatus, ...]) -> None:
         for status in statuses:
@@ -397,8 +428,13 @@ class CoordinatorProcess:
                 if asker is not None:
                     self._send(asker, reply)
             case RecordIncident(incident):
+                if self._webhook is not None:
+                    self._webhook.note(incident)
                 if self._metrics is not None:
                     self._metrics.note_incident(incident, self._now_ms())
+            case WriteJournal(NodeDeclaredLost(node)):
+                if self._beats is not None:
+                    self._beats.forget(node)
             case WriteJournal() | Refused():
                 pass
 
@@ -435,6 +471,10 @@ class CoordinatorProcess:
     def close(self) -> None:
         if self._exposition is not None:
             self._exposition.close()
+        if self._beats is not None:
+            self._beats.close()
+        if self._webhook is not None:
+            self._webhook.close()
         self._probes.close()
         self._peers.close()
         self._gate.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from unicron.coordinator.config import CoordinatorConfig
+from unicron.runtime.webhook import WebhookSettings
 
 
 class EtcdSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,4 +28,5 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     journal_pages_max: int = 0  # of 4 KiB; 0: what the disk has
     metrics: str = "127.0.0.1:7071"  # /metrics, /healthz, /readyz; "": none. Whoever reaches it reads it
     gpu: str = ""  # type of the slots (H100-80GB ...): what `unicron submit` models T(t, x) for; "": no GPUs
+    webhook: WebhookSettings | None = None  # alerts, by HTTP POST
     machine: CoordinatorConfig = CoordinatorConfig()

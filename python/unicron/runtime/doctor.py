@@ -39,7 +39,17 @@ def examine() -> list[Finding]:
             found.append(Finding(name, "bad", f"{type(error).__name__}: {error}", "cannot be used"))
     if all(f.state != "bad" for f in found):
         found += _deaths()
-    return found
+    return found + _hardware()
+
+
+def _hardware() -> list[Finding]:
+    """What an agent asks before its node joins (runtime/checks). As if no worker ran here: it is looked at whole."""
+    from unicron.runtime.checks.supervise import run_checks
+
+    with tempfile.TemporaryDirectory(prefix="unicron-doctor-", dir=os.getcwd()) as directory:
+        results = run_checks(Path(directory), is_idle=True)
+    states = {"ok": "ok", "bad": "bad", "unknown": "note"}
+    return [Finding(f"check {r.check}", states[r.answer.value], r.answer.value, r.reason) for r in results]
 
 
 def _core() -> list[Finding]:

@@ -82,10 +82,11 @@ class LocalCluster:
         metrics: Mapping[str, str] | None = None,
         nodes: Sequence[str] = (),
         state: Path | None = None,
+        checks: bool = False,
     ) -> None:
         """log_dir: of the daemons (None: inside the cluster's directory, gone with it). metrics: address of a daemon's
         (coordinator, n0, ...); no other has one. nodes: their names. state: where keys and journal are kept (None:
-        inside the cluster's directory)."""
+        inside the cluster's directory). checks: each agent looks at the hardware, which is the same machine's."""
         self.nodes = tuple(nodes) or tuple(f"n{index}" for index in range(num_agents))
         self._slots = slots
         self._understudies = understudies
@@ -93,6 +94,7 @@ class LocalCluster:
         self._coordinator_config = coordinator or CoordinatorConfig()
         self._agent_bounds = dict(agent_bounds or {})
         self._metrics = dict(metrics or {})
+        self._checks = checks
         self.directory = Path(tempfile.mkdtemp(prefix=LOCAL_PREFIX))
         self.state = state or self.directory
         self.log_dir = log_dir or self.directory / "logs"
@@ -227,6 +229,7 @@ class LocalCluster:
             template=str(self._template_socket),
             incarnation=self._incarnations[node],
             metrics=self._metrics.get(node, ""),
+            checks=self._checks,
             machine=self._agent_bounds,
         )
         log = self.log_dir / f"{node}.{self._incarnations[node]}.log"

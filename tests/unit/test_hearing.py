@@ -1,0 +1,260 @@
+"""Beats: what the listener tells the machine, what agents who are heard leave unsaid, and who listens to whom."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from machines import Agent, Coordinator, running
+from unicron import _core
+from unicron.agent import events as agent_on
+from unicron.coordinator import events as on
+from unicron.coordinator.actions import ProbeAgent
+from unicron.coordinator.state import Hearing, NodeState
+from unicron.coordinator.transitions import NodePhase
+from unicron.messages import AgentHeartbeat, AgentHello, BeatOrder
+from unicron.runtime.beats import WITNESSES, AgentBeats, BeatDesk
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def node_of(driver: Coordinator, name: str = "n1") -> NodeState:
+    return driver.machine.state.nodes[name]
+
+
+def test_who_beats_needs_no_heartbeats() -> None:
+    driver = running()
+    driver.feed(on.NodeHeard("n1"))
+    assert "silence/n1" not in driver.machine.state.timers
+    driver.beat("n1")
+    assert "silence/n1" not in driver.machine.state.timers and node_of(driver).phase is NodePhase.UP
+
+
+def test_silence_is_suspicion_and_taken_back() -> None:
+    driver = running()
+    driver.feed(on.NodeHeard("n1"))
+    driver.feed(on.NodeSilent("n1", 1_000.0))
+    assert node_of(driver).phase is NodePhase.SUSPECT
+    assert [type(a) for a in driver.actions if isinstance(a, ProbeAgent)]
+    driver.probed("n1", "alive")
+    driver.fire("verdict/n1")
+    assert node_of(driver).phase is NodePhase.SUSPECT  # and no more: nobody misses it
+    driver.feed(on.NodeHeard("n1"))
+    assert node_of(driver).phase is NodePhase.UP and "verdict/n1" not in driver.machine.state.timers
+
+
+def test_a_vouched_node_is_not_even_suspected() -> None:
+    driver = running()
+    driver.feed(on.NodeHeard("n1"))
+    driver.feed(on.NodeVouched("n1", 1_000.0))
+    assert node_of(driver).phase is NodePhase.UP and node_of(driver).hearing is Hearing.VOUCHED
+
+
+@pytest.mark.parametrize(("hearing", "is_lost"), [("heard", False), ("vouched", False), ("silent", True)])
+def test_an_ended_connection_is_no_evidence_against_a_node_that_is_heard(hearing: str, is_lost: bool) -> None:
+    """The way to it is cut, and others lost their peers: without beats that is a loss, with them it is a bad way."""
+    driver = running()
+    driver.feed(on.NodeHeard("n1"))
+    if hearing == "vouched":
+        driver.feed(on.NodeVouched("n1", 1_000.0))
+    driver.disconnected("n1")
+    if hearing == "silent":
+        driver.feed(on.NodeSilent("n1", 1_000.0))
+    driver.failed("n0.w0", inside=False)
+    driver.probed("n1", "unknown")
+    assert (node_of(driver).phase is NodePhase.LOST) is is_lost
+
+
+def test_a_silent_node_on_a_living_connection_is_lost_by_two_more_signals_only() -> None:
+    driver = running()
+    driver.feed(on.NodeHeard("n1"))
+    driver.feed(on.NodeSilent("n1", 1_000.0))
+    driver.probed("n1", "unknown")
+    assert node_of(driver).phase is NodePhase.SUSPECT
+    driver.failed("n0.w0", inside=False)
+    assert node_of(driver).phase is NodePhase.LOST
+
+
+def test_a_beat_of_a_lost_or_unknown_node_is_refused() -> None:
+    driver = running()
+    driver.feed(on.NodeHeard("n7"))
+    assert driver.refusals() == ["unknown_node"]
+    driver.disconnected("n1")
+    driver.probed("n1", "gone")
+    for event in (on.NodeHeard("n1"), on.NodeVouched("n1", 1.0), on.NodeSilent("n1", 1.0)):
+        driver.feed(event)
+        assert driver.refusals() == ["not_up"] and node_of(driver).phase is NodePhase.LOST
+
+
+def test_a_hello_forgets_what_was_heard() -> None:
+    driver = running()
+    driver.feed(on.NodeHeard("n1"))
+    driver.hello("n1", 1, knows=True)
+    assert node_of(driver).hearing is Hearing.NONE and "silence/n1" in driver.machine.state.timers
+
+
+# ---------------------------------------------------------------- the agent's machine
+
+
+def beats_sent(agent: Agent, times: int) -> int:
+    sent = 0
+    for _ in range(times):
+        agent.fire("heartbeat/coordinator")
+        sent += len(agent.said(AgentHeartbeat))
+    return sent
+
+
+def test_an_agent_that_is_heard_sends_news_only() -> None:
+    agent = Agent()
+    agent.live(("n0.w0", 0, 0, False))
+    assert beats_sent(agent, 8) == 8
+    agent.feed(agent_on.BeatsAnswered(True))
+    assert beats_sent(agent, 8) == 2  # without news: every two seconds
+    agent.machine.state.workers["n0.w0"].epoch = 1
+    assert beats_sent(agent, 1) == 1
+    agent.feed(agent_on.BeatsAnswered(False))
+    assert beats_sent(agent, 4) == 4
+
+
+def test_a_lost_connection_ends_the_quiet() -> None:
+    agent = Agent()
+    agent.feed(agent_on.CoordinatorConnected())
+    agent.feed(agent_on.BeatsAnswered(True))
+    agent.feed(agent_on.CoordinatorDisconnected())
+    agent.feed(agent_on.CoordinatorConnected())
+    assert beats_sent(agent, 4) == 4
+
+
+# ---------------------------------------------------------------- both ends, with real sockets
+
+
+class Cluster:
+    """A desk and agents' ends in one process."""
+
+    def __init__(self, count: int) -> None:
+        self.orders: dict[str, BeatOrder] = {}
+        self.desk = BeatDesk("127.0.0.1", 0, self.orders.__setitem__)
+        self.agents = {f"n{i}": AgentBeats("127.0.0.1", 1) for i in range(count)}
+        self.events: list[object] = []
+        self.answers: dict[str, bool] = {}
+        for name in self.agents:
+            self.join(name)
+        for name in self.agents:
+            self.follow(name)
+
+    def join(self, name: str) -> None:
+        self.desk.hello(AgentHello(name, 1, 1, 0, "tcp://127.0.0.1:9", "k", beat_port=self.agents[name].port))
+
+    def follow(self, name: str) -> None:
+        self.agents[name].follow(self.orders[name], "tcp://127.0.0.1:1")
+
+    def turn(self, deaf: tuple[str, ...] = ()) -> None:
+        """deaf: agents whose loop hangs."""
+        select.select([self.desk.fileno()], [], [], 0.02)
+        self.events += self.desk.changes()
+        for name, agent in self.agents.items():
+            if name not in deaf:
+                agent.turned()
+            for event in agent.changes():
+                self.answers[name] = event.answered
+
+    def until(self, done: object, deaf: tuple[str, ...] = (), seconds: float = 20.0) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.turn(deaf)
+            if done in self.events:
+                return True
+        return False
+
+    def close(self) -> None:
+        self.desk.close()
+        for agent in self.agents.values():
+            agent.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster(4)
+    yield made
+    made.close()
+
+
+def test_agents_are_heard_and_hear_that_they_are(cluster: Cluster) -> None:
+    for name in cluster.agents:
+        assert cluster.until(on.NodeHeard(name))
+    deadline = time.monotonic() + 20
+    while len(cluster.answers) < 4 and time.monotonic() < deadline:
+        cluster.turn()
+    assert cluster.answers == dict.fromkeys(cluster.agents, True)
+    facts = cluster.desk.facts()
+    assert facts["taken"] > 0 and facts["refused_tag"] == facts["refused_shape"] == 0
+
+
+def test_a_loop_that_hangs_does_not_beat(cluster: Cluster) -> None:
+    assert cluster.until(on.NodeHeard("n2"))
+    deadline = time.monotonic() + 20
+    while not any(isinstance(e, on.NodeSilent) for e in cluster.events) and time.monotonic() < deadline:
+        cluster.turn(deaf=("n2",))
+    assert [e.node for e in cluster.events if isinstance(e, on.NodeSilent)] == ["n2"]
+    cluster.events.clear()
+    assert cluster.until(on.NodeHeard("n2"))
+
+
+def test_a_way_that_is_cut_is_vouched_for(cluster: Cluster) -> None:
+    """n1 beats to its witnesses alone: the coordinator does not hear it, and knows that it lives."""
+    assert cluster.until(on.NodeHeard("n1"))
+    nowhere = AgentBeats("127.0.0.1", 1)
+    port = nowhere.port
+    nowhere.close()
+    order = cluster.orders["n1"]
+    cut = BeatOrder(order.node, order.key, port, order.period_ms, order.witnesses, order.heard)
+    cluster.agents["n1"].follow(cut, "tcp://127.0.0.1:1")
+    deadline = time.monotonic() + 20
+    while not any(isinstance(e, on.NodeVouched) for e in cluster.events) and time.monotonic() < deadline:
+        cluster.turn()
+    assert [e.node for e in cluster.events if isinstance(e, on.NodeVouched)] == ["n1"]
+    assert not any(isinstance(e, on.NodeSilent) for e in cluster.events)
+
+
+def test_everybody_has_witnesses_whoever_comes_and_goes() -> None:
+    orders: dict[str, BeatOrder] = {}
+    desk = BeatDesk("127.0.0.1", 0, orders.__setitem__)
+    try:
+        present: list[str] = []
+        for step, name in enumerate(["a", "b", "c", "d", "e", "-b", "f", "-a", "-f", "b", "-c", "-d", "-e"]):
+            if name.startswith("-"):
+                present.remove(name[1:])
+                orders.pop(name[1:])
+                desk.forget(name[1:])
+            else:
+                present.append(name)
+                desk.hello(AgentHello(name, 1, 1, 0, "tcp://127.0.0.1:9", "k", beat_port=1000 + step))
+            assert orders.keys() == set(present)
+            numbers = {order.node for order in orders.values()}
+            for order in orders.values():
+                assert len(order.witnesses) == len(order.heard) == min(WITNESSES, len(present) - 1)
+                assert {number for number, _, _ in order.heard} <= numbers - {order.node}
+                keys = {o.node: o.key for o in orders.values()}
+                assert all(keys[number] == key for number, _, key in order.heard)
+    finally:
+        desk.close()
+
+
+def test_an_agent_without_a_beat_port_is_watched_by_its_heartbeats() -> None:
+    orders: dict[str, BeatOrder] = {}
+    desk = BeatDesk("127.0.0.1", 0, orders.__setitem__)
+    desk.hello(AgentHello("a", 1, 1, 0, "tcp://127.0.0.1:9", "k"))
+    desk.close()
+    assert not orders
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(_core.UnicronError, match="16 bytes"):
+        _core.write_beat(1, 1, 1, b"short", [])
+    with pytest.raises(_core.UnicronError, match="at most 16"):
+        _core.write_beat(1, 1, 1, bytes(16), [(1, 1)] * 17)
+    with pytest.raises(_core.UnicronError, match="numeric"):
+        _core.Heart("no-such-name", 0, 50)
