@@ -37,7 +37,7 @@ def box_of(name: str, tp: tuple[int, int], pp: tuple[int, int], shape: tuple[int
 
 
 def pieces_of(layout: tuple[int, int, int], rank: int, sharded: bool) -> tuple[list[Piece], int]:
-    """(pieces of a rank, bytes of its arena): parameters whole, moments in the rank's range of the flat local tensor."""
+    """(pieces of a rank, bytes of its arena): parameters whole, moments in its range of the flat tensor."""
     tp, pp, dp = layout
     t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
     pieces, place = [], 16
@@ -70,8 +70,6 @@ def fill(memory: np.ndarray, pieces: Sequence[Piece]) -> None:
     for piece in pieces:
         view = np.ndarray(piece.box.extent, np.uint32, memory, piece.place, tuple(4 * s for s in piece.strides))
         view[...] = value_at(piece.name, piece.shape, piece.box)
-
-
 
 
 LAYOUTS = st.sampled_from([(1, 1, 1), (1, 1, 2), (2, 1, 1), (1, 2, 2), (2, 1, 2), (1, 1, 4), (2, 2, 1), (1, 4, 1)])
@@ -212,4 +210,7 @@ def test_a_digest_sees_what_changes() -> None:
     flipped, swapped = values.copy(), values.copy()
     flipped[2, 3] ^= 1
     swapped[0, 0], swapped[0, 1] = values[0, 1], values[0, 0]
-    assert len({whole, digest_of(flipped, Box((0, 0), (4, 6)), (4, 6)), digest_of(swapped, Box((0, 0), (4, 6)), (4, 6))}) == 3
+    assert (
+        len({whole, digest_of(flipped, Box((0, 0), (4, 6)), (4, 6)), digest_of(swapped, Box((0, 0), (4, 6)), (4, 6))})
+        == 3
+    )

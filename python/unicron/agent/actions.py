@@ -8,6 +8,7 @@ from unicron.messages import (
     AgentHeartbeat,
     AgentHello,
     ArmFault,
+    ChangeLayout,
     FinishUnderstudies,
     Fork,
     FromWorker,
@@ -38,7 +39,7 @@ ToCoordinator = (
     | FromWorker
 )
 SIGTERM, SIGKILL = 15, 9
-ToWorker = PublishEpoch | FinishUnderstudies | StopTask | SaveAndHold
+ToWorker = PublishEpoch | FinishUnderstudies | StopTask | SaveAndHold | ChangeLayout
 
 
 @dataclass(frozen=True, slots=True)

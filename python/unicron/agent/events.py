@@ -10,6 +10,7 @@ from unicron.messages import (
     AgentWelcome,
     ArenaRequest,
     ArmFault,
+    ChangeLayout,
     ChildStatus,
     CollectiveFailed,
     EndWorker,
@@ -17,6 +18,7 @@ from unicron.messages import (
     Finished,
     FinishUnderstudies,
     Healed,
+    LayoutReady,
     PublishEpoch,
     SaveAndHold,
     Saved,
@@ -30,8 +32,9 @@ from unicron.types import Stage
 
 CoordinatorSays = (
     AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault | SaveAndHold
+    | ChangeLayout
 )  # fmt: skip
-WorkerSays = WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
+WorkerSays = WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | LayoutReady | Finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from unicron.coordinator.journal import Entry
 from unicron.messages import (
     AgentWelcome,
     ArmFault,
+    ChangeLayout,
     EndWorker,
     FinishUnderstudies,
     PublishEpoch,
@@ -24,6 +25,7 @@ from unicron.messages import (
 
 ToAgent = (
     AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault | SaveAndHold
+    | ChangeLayout
 )  # fmt: skip
 
 

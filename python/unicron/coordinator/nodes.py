@@ -10,6 +10,7 @@ from __future__ import annotations
 from unicron.coordinator.accounting import note_speed
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import NodeDeclaredLost, NodeJoined
+from unicron.coordinator.reshaping import tell as tell_change
 from unicron.coordinator.slowness import note_pace
 from unicron.coordinator.state import NodeState, TaskState
 from unicron.coordinator.step import Step
@@ -100,6 +101,7 @@ def _catch_up(step: Step, task: TaskState, name: str, hello: AgentHello) -> None
         return
     if behind:
         step.send(name, PublishEpoch(task.plan), f"{name} missed epoch {task.epoch}")
+    tell_change(step, task, only=name)
     if task.leaving:
         step.send(name, SaveAndHold(task.name, task.leaving), task.leaving)
 

@@ -36,6 +36,8 @@ class FaultPoint(enum.IntEnum):
     COPY = 11  # a segment's complete result is half copied over the local sum; armed as REDUCE
     FETCH = 13  # state goes from a replica to another
     SAVE = 12  # a checkpoint is begun
+    # state goes into another layout: 0 as the micro-batch armed is before anything is sent, 1 when all of it arrived
+    LAYOUT = 20
 
 
 #: Spellings accepted besides the names: a death in the pipeline is one after the forward, before its send.

@@ -133,9 +133,7 @@ def _part(param: torch.Tensor, tensor: Any) -> _Part:
     )  # fmt: skip
 
 
-def _pieces(
-    kind: str, tensor: torch.Tensor, parts: list[_Part], start: int, end: int, where: Where
-) -> Iterator[Piece]:
+def _pieces(kind: str, tensor: torch.Tensor, parts: list[_Part], start: int, end: int, where: Where) -> Iterator[Piece]:
     """tensor holds start .. end of a flat parameter that has these parts."""
     base, item, dtype = where(tensor), tensor.element_size(), _dtype(tensor)
     for part in parts:
@@ -149,9 +147,7 @@ def _pieces(
             raise NotDescribed(f"{part.key}: a part of a parameter that is not dense, divided over replicas")
 
 
-def _of_range(
-    kind: str, dtype: str, part: _Part, span: tuple[int, int], memory: tuple[int, int]
-) -> Iterator[Piece]:
+def _of_range(kind: str, dtype: str, part: _Part, span: tuple[int, int], memory: tuple[int, int]) -> Iterator[Piece]:
     """The boxes of what of the range start .. end falls into a dense part. memory: its first byte, bytes an element."""
     start, end = span
     base, item = memory

@@ -57,6 +57,7 @@ class Mover:
         self._sending: deque[tuple[Any, int]] = deque()
         self._sending_bytes = 0
         self.bytes_sent = self.bytes_received = 0
+        self.spoil_next = False
 
     def run(self, moves: Moves, num_places: int) -> None:
         """Returns when all that this participant wants is there. Raises ArrivedWrong, and what a broken group does."""
@@ -86,6 +87,9 @@ class Mover:
         for copy, part in _parts(message, data):
             part[...] = self._held(copy)
         data[-DIGEST_BYTES:].view(np.uint64)[0] = _digest_of(data[:-DIGEST_BYTES])
+        if self.spoil_next:
+            self.spoil_next = False
+            data[0] ^= 1
         tensor = torch.from_numpy(data)
         self._sending.append((self._channel.send(tensor, message.target), message.nbytes))
         self._sending_bytes += message.nbytes
@@ -165,4 +169,13 @@ def differing_copies(places: Sequence[Place], digests: Sequence[Sequence[int]]) 
     return sorted(wrong)
 
 
-__all__ = ["ArrivedWrong", "Memories", "Mover", "box_digests", "common_shapes", "differing_copies", "own_digests", "total"]
+__all__ = [
+    "ArrivedWrong",
+    "Memories",
+    "Mover",
+    "box_digests",
+    "common_shapes",
+    "differing_copies",
+    "own_digests",
+    "total",
+]
