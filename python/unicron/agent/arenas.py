@@ -174,7 +174,9 @@ def settle_staged(step: Step, plan: EpochPlan) -> None:
         _drop(step, arena, f"of the layout before epoch {plan.epoch}")
     state.roles.update(staged)
     for role in [role for role in state.times if role[0] == plan.task]:
-        del state.times[role]  # what is usual for a role is another thing now
+        del state.times[role]  # what is usual for a role is another thing now,
+    for worker in state.of_task(plan.task):
+        worker.first_iteration = None  # and a first iteration is none by which others are judged
 
 
 def role_taken(step: Step, worker: Worker) -> None:

@@ -11,6 +11,7 @@ middle of the first move, which is then called off, healed in the old layout, an
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from unicron.coordinator.job import Job
 from unicron.demo import results
 from unicron.demo.runner import IMPORTS, MICRO_BATCH, SCRIPT
 from unicron.demo.variant import Variant
+from unicron.runtime.client import CoordinatorSilent
 from unicron.runtime.local_cluster import OVER, ClusterProblem, LocalCluster
 from unicron.types import Layout
 
@@ -136,13 +138,16 @@ class Course:
 
     def _until(self, task: str, good: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
         deadline = time.monotonic() + MOVE_S_MAX
+        view: dict[str, Any] = {}
         while True:
-            view = self._cluster.task(task)
-            if good(view):
+            with contextlib.suppress(CoordinatorSilent):  # a machine that others keep busy
+                view = self._cluster.task(task)
+            if view and good(view):
                 return view
-            refused = "" if self._kill else view["layout_change_refused"]
-            if view["phase"] in OVER or refused or time.monotonic() > deadline:
-                raise Problem(f"waited for {what}: {view['phase']} at {view['iteration']}, {refused or view['cause']}")
+            refused = "" if self._kill or not view else view["layout_change_refused"]
+            if refused or time.monotonic() > deadline or (view and view["phase"] in OVER):
+                where = f"{view['phase']} at {view['iteration']}" if view else "no answer"
+                raise Problem(f"waited for {what}: {where}, {refused or view.get('cause', '')}")
             time.sleep(LOOK_S)
 
     def incidents(self, task: str = "moving") -> list[dict[str, Any]]:
