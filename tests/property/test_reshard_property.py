@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unicron._core import UnicronError
 from unicron.training.reshard.boxes import Box, Piece, boxes_of_range, row_strides
-from unicron.training.reshard.digest import digest_of
+from unicron.training.reshard.digest import WORD, digest_of
 from unicron.training.reshard.move import Memories, Mover, own_digests, total
 from unicron.training.reshard.plan import Moves, NotCovered, Place, common_shapes, cover, messages_of, plan_moves
 
@@ -204,13 +205,48 @@ def test_a_range_becomes_boxes_in_order(seed: int) -> None:
     assert len(boxes) <= max(1, 2 * len(extent) - 1)
 
 
+def digest(values: np.ndarray, box: Box, shape: tuple[int, ...]) -> int:
+    """Of elements that lie one after the other."""
+    name = f"uint{8 * values.itemsize}"
+    dtype = {"uint8": "uint8", "uint16": "bfloat16", "uint32": "float32", "uint64": "int64"}[name]
+    piece = Piece("t", dtype, shape, box, 0, row_strides(box.extent))
+    return digest_of(np.ascontiguousarray(values).view(np.uint8).ravel(), piece, box, shape)
+
+
+def slow_digest(values: np.ndarray, box: Box, shape: tuple[int, ...]) -> int:
+    """The same, element by element, in Python's own integers."""
+
+    def finalized(x: int) -> int:
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WORD
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WORD
+        return x ^ (x >> 31)
+
+    total = 0
+    for local in np.ndindex(*box.extent):
+        place = sum((o + i) * s for o, i, s in zip(box.offset, local, row_strides(shape), strict=True))
+        total += finalized(finalized((place + 0x9E3779B97F4A7C15) & WORD) ^ int(values[local]))
+    return total & WORD
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_the_native_digest_is_the_slow_one(kind: type) -> None:
+    values = np.random.default_rng(3).integers(0, np.iinfo(kind).max, (3, 4, 5), dtype=kind)
+    box = Box((1, 0, 2), (3, 4, 5))
+    assert digest(values, box, (9, 4, 8)) == slow_digest(values, box, (9, 4, 8))
+
+
 def test_a_digest_sees_what_changes() -> None:
     values = np.arange(24, dtype=np.uint32).reshape(4, 6)
-    whole = digest_of(values, Box((0, 0), (4, 6)), (4, 6))
+    whole = Box((0, 0), (4, 6))
     flipped, swapped = values.copy(), values.copy()
     flipped[2, 3] ^= 1
     swapped[0, 0], swapped[0, 1] = values[0, 1], values[0, 0]
-    assert (
-        len({whole, digest_of(flipped, Box((0, 0), (4, 6)), (4, 6)), digest_of(swapped, Box((0, 0), (4, 6)), (4, 6))})
-        == 3
-    )
+    assert len({digest(v, whole, (4, 6)) for v in (values, flipped, swapped)}) == 3
+
+
+def test_a_box_that_reaches_out_of_its_memory_is_refused() -> None:
+    box = Box((0, 0), (4, 6))
+    for shape, place in (((4, 6), 4), ((3, 6), 0)):
+        piece = Piece("t", "float32", shape, box, place, (6, 1))
+        with pytest.raises(UnicronError, match="reaches out of"):
+            digest_of(np.zeros(96, np.uint8), piece, box, shape)

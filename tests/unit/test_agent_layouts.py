@@ -1,4 +1,4 @@
-"""Arenas of a layout that is announced stand beside the present ones until a plan decides which of them are the task's."""
+"""Arenas of a layout that is announced stand beside the present ones until a plan decides which are the task's."""
 
 from __future__ import annotations
 

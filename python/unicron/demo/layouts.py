@@ -175,10 +175,11 @@ def judged(
         reasons.append(f"the loss {own:.6f} is farther from the mean {mean:.6f} of the undisturbed runs than they are")
     first = next(iter(references.values()))
     nearest = {i: abs(run.losses[i] - first.losses[i]) for i in sorted(run.losses)}
+    after = [nearest.get(move["iteration"]) for move in moves]  # the first loss in each new layout
     return {
         "passed": not reasons, "reasons": reasons, "iterations": last + 1, "moves": moves,
         "loss": {"last": own, "of_undisturbed": ends, "mean": mean, "spread": spread},
-        "difference_to_first_layout": {"at_last": nearest[last], "max": max(nearest.values())},
+        "difference_to_first_layout": {"at_last": nearest[last], "max": max(nearest.values()), "after_moves": after},
         "checkpoints_read": 0 if view["checkpoint"] is None else None,
         "layouts": [msgspec.to_builtins(layout) for layout in way],
     }  # fmt: skip

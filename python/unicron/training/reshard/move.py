@@ -15,12 +15,13 @@ import torch
 
 from unicron import _core
 from unicron.training.reshard.boxes import Box, Ints, Piece
-from unicron.training.reshard.digest import UINTS, WORD, digest_of
+from unicron.training.reshard.digest import WORD, digest_of
 from unicron.training.reshard.plan import Copy, Message, Moves, Place, common_shapes, cover, messages_of
 
 MESSAGE_BYTES = 16 << 20
 SENDING_BYTES_MAX = 64 << 20  # packed and not yet taken by their receivers
 DIGEST_BYTES = 8
+UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class ArrivedWrong(RuntimeError):
@@ -135,7 +136,7 @@ def own_digests(
     for number, piece, box in cover(pieces_of, shapes):
         if number == own:
             assert memory is not None
-            part = digest_of(view_of(memory, piece, box), box, shapes[piece.name])
+            part = digest_of(memory, piece, box, shapes[piece.name])
             digests[piece.name] = (digests.get(piece.name, 0) + part) & WORD
     return digests
 
@@ -145,7 +146,7 @@ def box_digests(pieces: Sequence[Piece], shapes: dict[str, Ints], memory: np.nda
     found = []
     for piece in pieces:
         box = piece.box.clipped(shapes[piece.name])
-        found.append(digest_of(view_of(memory, piece, box), box, shapes[piece.name]) if box else 0)
+        found.append(digest_of(memory, piece, box, shapes[piece.name]) if box else 0)
     return found
 
 
