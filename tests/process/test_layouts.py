@@ -9,7 +9,8 @@ import pytest
 
 from unicron.demo.layouts import Course
 
-WAY = ((1, 1, 2), (2, 1, 1), (1, 2, 2))
+# From a pipeline with tied embeddings and main parameters of their own: its copies must have been equal all along.
+WAY = ((1, 2, 1), (2, 1, 1), (1, 2, 2))
 
 
 @pytest.mark.timeout(300)
@@ -21,9 +22,9 @@ def test_a_task_goes_through_layouts_and_survives_a_kill_in_a_move(tmp_path: Pat
         incidents = course.incidents()
     moves = view["layout_changes"]
     assert [(move["from"], move["to"]) for move in moves] == [
-        ("1,1,2,sharded", "2,1,1,sharded"), ("2,1,1,sharded", "1,2,2,sharded"),
+        ("1,2,1,sharded", "2,1,1,sharded"), ("2,1,1,sharded", "1,2,2,sharded"),
     ]  # fmt: skip
-    assert moves[0]["digest"] and moves[0]["bytes_cross"] == 0
+    assert moves[0]["digest"]
     assert sorted(run.losses) == list(range(len(run.losses))), "no iteration is missing or was done twice elsewhere"
     assert not run.disagreements
     assert run.losses[len(run.losses) - 1] < run.losses[0]

@@ -211,9 +211,6 @@ def main() -> int:
         return 1
     result = judged(run, view, references, course.layouts)
     result["incidents"] = [[i["fault"], i["severity"], i["outcome"]] for i in told]
-    if not options.kill and told:
-        result["passed"] = False
-        result["reasons"].append(f"{len(told)} incidents in an undisturbed run")
     result["optimizer"], result["bf16"] = options.optimizer, options.bf16
     if options.json:
         print(json.dumps(result))

@@ -363,6 +363,7 @@ class Engine:
         made = self.groups.rebuild_inside(action.plan, action.touched, self._store(action.plan))
         if action.plan.kind is PlanKind.START:
             compute.share_tied_weight(self.model)
+            self.stepper.optimizer.reload_model_params()  # main parameters were cloned before the copy had its values
             self._require_good(inside=True)
         self.account.groups_made(made)
         return on.Done()

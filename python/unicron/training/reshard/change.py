@@ -55,7 +55,8 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
 class _Digests(msgspec.Struct, frozen=True, array_like=True):
     before: dict[str, int]
     after: dict[str, int]
-    boxes: list[int]
+    held: list[int]  # of each piece that it holds, and
+    wanted: list[int]  # of each that it shall hold: copies must be equal
 
 
 class NewHome(NamedTuple):
@@ -121,8 +122,9 @@ class Change:
 
         def compare() -> dict[str, int]:
             after = own_digests(self._own, [p.wanted for p in places], shapes, wanted)
-            boxes = [] if wanted is None else box_digests(places[self._own].wanted, shapes, wanted)
-            return self._compare(places, _Digests(before, after, boxes))
+            own = places[self._own]
+            copies = box_digests(own.held, shapes, held), box_digests(own.wanted, shapes, wanted)
+            return self._compare(places, _Digests(before, after, *copies))
 
         digests = self._part("compare", compare)
         self._maybe_fault(1)
@@ -230,9 +232,12 @@ class Change:
         everybody = [msgspec.msgpack.decode(data, type=_Digests) for data in self._share("digests", own)]
         before, after = (total([getattr(one, side) for one in everybody]) for side in ("before", "after"))
         wrong = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-        wrong += differing_copies(places, [one.boxes for one in everybody])
         if wrong:
             raise LayoutsDiffer(f"{len(wrong)} tensors are not what they were, among them {wrong[0]}")
+        for side in ("held", "wanted"):
+            copies = differing_copies([getattr(p, side) for p in places], [getattr(one, side) for one in everybody])
+            if copies:
+                raise LayoutsDiffer(f"copies ({side}) of {len(copies)} tensors differ, among them {copies[0]}")
         return after
 
 

@@ -16,7 +16,7 @@ import torch
 from unicron import _core
 from unicron.training.reshard.boxes import Box, Ints, Piece
 from unicron.training.reshard.digest import WORD, digest_of
-from unicron.training.reshard.plan import Copy, Message, Moves, Place, common_shapes, cover, messages_of
+from unicron.training.reshard.plan import Copy, Message, Moves, common_shapes, cover, messages_of
 
 MESSAGE_BYTES = 16 << 20
 SENDING_BYTES_MAX = 64 << 20  # packed and not yet taken by their receivers
@@ -141,9 +141,11 @@ def own_digests(
     return digests
 
 
-def box_digests(pieces: Sequence[Piece], shapes: dict[str, Ints], memory: np.ndarray) -> list[int]:
+def box_digests(pieces: Sequence[Piece], shapes: dict[str, Ints], memory: np.ndarray | None) -> list[int]:
     """Of each piece, in order: equal boxes of two participants must have equal ones."""
-    found = []
+    found: list[int] = []
+    if memory is None:
+        return found
     for piece in pieces:
         box = piece.box.clipped(shapes[piece.name])
         found.append(digest_of(memory, piece, box, shapes[piece.name]) if box else 0)
@@ -159,12 +161,12 @@ def total(shares: Sequence[dict[str, int]]) -> dict[str, int]:
     return digests
 
 
-def differing_copies(places: Sequence[Place], digests: Sequence[Sequence[int]]) -> list[str]:
+def differing_copies(pieces_of: Sequence[Sequence[Piece]], digests: Sequence[Sequence[int]]) -> list[str]:
     """Tensors of which two participants have the same box with different content. digests: box_digests() of each."""
     known: dict[tuple[str, Box], int] = {}
     wrong = set()
-    for place, own in zip(places, digests, strict=True):
-        for piece, digest in zip(place.wanted, own, strict=True):
+    for pieces, own in zip(pieces_of, digests, strict=True):
+        for piece, digest in zip(pieces, own, strict=True):
             if known.setdefault((piece.name, piece.box), digest) != digest:
                 wrong.add(piece.name)
     return sorted(wrong)
