@@ -69,7 +69,8 @@ def test_from_two_workers_to_four() -> None:
     assert plan == announced.plan and plan.kind is PlanKind.RESHAPE and plan.touched == (0, 1, 2, 3)
     assert (driver.task.job.layout, driver.task.phase) == (WIDE, TaskPhase.HEALING)
     assert driver.task.placement == driver.machine.state.target(TASK)
-    assert {m.worker for m in before.members} < {m.worker for m in plan.members}, "nobody who can stay goes"  # type: ignore[union-attr]
+    assert before is not None
+    assert {m.worker for m in before.members} < {m.worker for m in plan.members}, "nobody who can stay goes"
     driver.all_healed()
     assert driver.task.phase is TaskPhase.RUNNING
     assert driver.machine.state.transitions_s["reshape"][0] == 1
@@ -213,3 +214,18 @@ def test_a_replica_stays_in_a_node_and_members_keep_their_nodes() -> None:
     assert change is not None
     taken, missing = seats(change, {"n0": ["a", "b"]})
     assert len(taken) == 2 and len(missing) == 2 and set(missing.values()) == {"n1"}
+
+
+def test_a_change_that_fails_while_a_report_is_judged_is_called_off_afterwards() -> None:
+    driver = at_work()
+    ask(driver, TALL)
+    name = driver.task.plan.members[0].worker  # type: ignore[union-attr]
+    driver.failed(name, inside=False, epoch=1)
+    driver.fire(f"layout/{TASK}")
+    assert driver.task.change is None or driver.task.change.failed
+    for _ in range(4):
+        if f"diagnose/{TASK}" in driver.machine.state.timers:
+            driver.fire(f"diagnose/{TASK}")
+    plan = driver.task.plan
+    assert driver.task.change is None and plan is not None
+    assert (plan.layout, plan.epoch, plan.touched) == (SMALL, 2, (0, 1))

@@ -55,7 +55,8 @@ def described(layout: Layout, rank: int, variant: Variant) -> tuple[tuple[Piece,
         for piece in pieces:
             strides = tuple(piece.item_bytes * step for step in piece.strides)
             for byte in range(piece.item_bytes):
-                np.ndarray(piece.box.extent, bool, seen, piece.place + byte, strides)[...] = True  # type: ignore[call-overload]
+                view: np.ndarray = np.ndarray(piece.box.extent, bool, seen.data, piece.place + byte, strides)
+                view[...] = True
         for name, tensor in memory.tensors():
             if not name.endswith("_data") and not name.startswith("unicron."):
                 place = memory.place_of(tensor)

@@ -107,6 +107,7 @@ def _planning_refusal(job: Job) -> str:
         needed = {r * layout.replica_size for r in range(least, layout.dp + 1, job.replicas_unit)}
         if holes := sorted(needed - job.throughput.keys()):
             return f"throughput has no value for {holes[:5]} slots, which its workers allow"
+        wanted |= {other.world_size for other in job.layouts}
         if strange := sorted(job.throughput.keys() - wanted):
             return f"throughput names {strange[:5]} slots, which its workers do not allow"
     return ""

@@ -35,14 +35,14 @@ def slots_for(state: State, task: TaskState) -> dict[str, int]:
     Its own nodes come first, in the order of what it has there: what stays on a node crosses none.
     """
     own: dict[str, int] = {}
-    for node in task.placement.values():
-        own[node] = own.get(node, 0) + 1
+    for home in task.placement.values():
+        own[home] = own.get(home, 0) + 1
     free = dict(own)
     for node in state.nodes.values():
         if node.is_usable:
             others = [t for t in state.tasks.values() if t is not task and not t.is_over]
-            held = sum(home == node.name for t in others for home in t.placement.values())
-            meant = sum(home == node.name for t in others for home in state.target(t.name).values())
+            held = sum(there == node.name for t in others for there in t.placement.values())
+            meant = sum(there == node.name for t in others for there in state.target(t.name).values())
             free[node.name] = max(free.get(node.name, 0), node.slots - max(held, meant))
     order = sorted(free, key=lambda name: (-own.get(name, 0), len(name), name))
     return {name: free[name] for name in order if free[name] > 0}

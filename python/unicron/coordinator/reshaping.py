@@ -206,10 +206,13 @@ def call_off(step: Step, task: TaskState, reason: str) -> None:
     change = task.change
     if change is None:
         return
-    if change.plan is not None and task.phase is TaskPhase.RUNNING and not task.lost and not task.finished:
-        _send_back(step, task, reason)  # publishing it forgets the change
+    if change.plan is None or task.finished:
+        forget_change(step, task, reason)
         return
-    forget_change(step, task, reason)
+    change.failed = change.failed or reason
+    if task.phase is TaskPhase.RUNNING and not task.lost:
+        _send_back(step, task, change.failed)  # publishing it forgets the change
+    # Else a recovery's plan does so, or, when it ends without one, the next step.
 
 
 def _send_back(step: Step, task: TaskState, reason: str) -> None:

@@ -98,7 +98,8 @@ def _answer(
             return ResumeRequested(request_id, find_task(state, files.convert(arguments, _Task).task).name)
         case "reshape":
             asked = files.convert(arguments, _Reshape)
-            return ReshapeRequested(request_id, find_task(state, asked.task).name, {**asked.layout})
+            layout = {str(name): size for name, size in asked.layout.items()}
+            return ReshapeRequested(request_id, find_task(state, asked.task).name, layout)
         case "drain" | "undrain":
             return DrainRequested(request_id, files.convert(arguments, _Node).node, request.verb == "drain")
         case "inject":
