@@ -267,7 +267,7 @@ def test_every_source_file_says_its_idea() -> None:
 
 def test_every_fault_point_is_met_in_training() -> None:
     """A point nobody passes is a fault that never goes off."""
-    training = "".join(path.read_text() for path in (PACKAGE / "training").glob("*.py"))
+    training = "".join(path.read_text() for path in (PACKAGE / "training").rglob("*.py"))
     points = ast.parse((PACKAGE / "faults" / "kinds.py").read_text())
     names = [
         target.id

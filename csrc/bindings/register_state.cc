@@ -1,12 +1,18 @@
 // Arenas, their headers, and checksums.
+#include <pybind11/stl.h>
+
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "buffer_view.h"
 #include "register.h"
 #include "state/arena.h"
 #include "state/arena_header.h"
+#include "state/box_digest.h"
 #include "state/checksum.h"
 
 namespace py = pybind11;
@@ -80,6 +86,17 @@ uint64_t checksum_of(const py::object& data) {
   return state::checksum(view.data(), view.size());
 }
 
+using Axes = std::vector<int64_t>;
+
+uint64_t box_digest_of(const py::object& data, int64_t first_byte, int64_t item_bytes, Axes extent, Axes strides,
+                       Axes offset, Axes shape) {
+  const state::BoxLayout box{first_byte,         item_bytes,        std::move(extent),
+                             std::move(strides), std::move(offset), std::move(shape)};
+  const BufferView view(data);
+  const py::gil_scoped_release release;
+  return state::box_digest(view.data(), view.size(), box);
+}
+
 }  // namespace
 
 void register_state(py::module_& module) {
@@ -89,6 +106,8 @@ void register_state(py::module_& module) {
       ReleaseGil());
   module.def("map_fixed", &state::map_fixed, py::arg("address"), py::arg("fd"), py::arg("nbytes"), ReleaseGil());
   module.def("checksum", &checksum_of, py::arg("data"));
+  module.def("box_digest", &box_digest_of, py::arg("data"), py::arg("first_byte"), py::arg("item_bytes"),
+             py::arg("extent"), py::arg("strides"), py::arg("offset"), py::arg("shape"));
   register_header(module);
 }
 

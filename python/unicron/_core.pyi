@@ -211,6 +211,19 @@ def map_fixed(address: int, fd: int, nbytes: int) -> None:
 def checksum(data: object) -> int:
     """64-bit digest of a contiguous buffer (for transfers and adoption after a memory fault). Releases the GIL."""
 
+def box_digest(
+    data: object,
+    first_byte: int,
+    item_bytes: int,
+    extent: list[int],
+    strides: list[int],
+    offset: list[int],
+    shape: list[int],
+) -> int:
+    """64-bit digest of a box of a global tensor that lies in a contiguous buffer: the sum over its elements, modulo
+    2^64, of a hash of (place in the tensor, bits). strides: in elements. Releases the GIL. Raises UnicronError when the
+    box reaches out of the buffer or the tensor."""
+
 @final
 class ArenaHeader:
     """The header page of an arena (worker and agent map the same page): may the content be used, and how far is it?

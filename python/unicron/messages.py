@@ -121,6 +121,23 @@ class Saved(_Message, frozen=True):
     final: bool = False  # everybody holds at this iteration (SaveAndHold): nobody has trained on in this epoch
 
 
+class LayoutReady(_Message, frozen=True):
+    """ChangeLayout is done as far as this worker is concerned, or cannot be done (error): what it was, and its cost."""
+
+    worker: str
+    rank: Rank  # in the new layout; -1: it leaves
+    epoch: int  # of the plan that was announced
+    iteration: int
+    error: str = ""
+    digest: str = ""  # of all global tensors, the same before and after
+    num_tensors: int = 0
+    state_bytes: int = 0  # of the global tensors, each counted once
+    bytes_own: int = 0  # of all participants together: what stayed in its process,
+    bytes_node: int = 0  # what went to another process of the node,
+    bytes_cross: int = 0  # and what went to another node
+    seconds: dict[str, float] = {}  # by part: build, meet, digest, move
+
+
 class Finished(_Message, frozen=True):
     """The script returned from its last iteration; the process is about to exit with 0."""
 
@@ -139,6 +156,7 @@ class ArenaRequest(_Message, frozen=True):
     digest: str  # of the arena's index: names, offsets, bytes, dtypes
     adopt: bool  # the role's last arena on this node is wanted; else a fresh one
     sizes: tuple[int, ...] = ()  # bytes of this worker's GPU slabs, whose descriptors come with a fresh one's request
+    epoch: int = 0  # above 0: for a role of the layout that this epoch will bring; kept beside the present arenas
 
 
 # ---------------------------------------------------------------- agent -> worker
@@ -354,7 +372,7 @@ class FromWorker(_Message, frozen=True):
 
     node: str
     task: str
-    body: CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
+    body: CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | LayoutReady | Finished
     seen_ns: int
 
 
@@ -440,6 +458,16 @@ class SaveAndHold(_Message, frozen=True):
     reason: str
 
 
+class ChangeLayout(_Message, frozen=True):
+    """After an iteration that all members agree on they take the state over into plan.layout, together with who joins.
+    The plan is published when all of them have it; any other newer epoch calls it off."""
+
+    task: str
+    former: EpochPlan  # the present one
+    plan: EpochPlan
+    reason: str
+
+
 class FinishUnderstudies(_Message, frozen=True):
     """The task is done: waiting workers leave with exit code 0."""
 
@@ -474,12 +502,12 @@ class Reply(_Message, frozen=True):
 
 AnyMessage = (
     PaceSample | WorkerPace | WorkerUnkillable |
-    WorkerHello | WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
+    WorkerHello | WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | LayoutReady | Finished
     | ArenaRequest | WorkerWelcome | ArenaGrant | Fork | Forked | ChildStatus | WorkerStatus | AgentHello
     | AgentHeartbeat | AgentChecked | HardwareSeen | BeatOrder | CheckNode | WorkerUp | WorkerLost | WorkerStopped
     | WorkerContinued | WorkerStalled | WorkerExited | FromWorker | TaskSpec | AgentWelcome | StartWorkers
     | PublishEpoch | EndWorker | StopTask
-    | FinishUnderstudies | SaveAndHold | ArmFault | Request | Reply
+    | FinishUnderstudies | SaveAndHold | ChangeLayout | ArmFault | Request | Reply
 )  # fmt: skip
 
 

@@ -101,6 +101,7 @@ class PlanKind(enum.StrEnum):
     SHRINK = "shrink"  # a replica left
     GROW = "grow"  # a replica joined
     RECONNECT = "reconnect"  # connections broke with all ends alive
+    RESHAPE = "reshape"  # everybody has the state in another layout (tp, pp, dp, sharding), and goes on in it
     RESTORE = "restore"  # last holder of a state lost: everybody returns to a checkpoint
 
 

@@ -25,7 +25,7 @@ from unicron.coordinator.transitions import (
     next_task_phase,
     next_worker_phase,
 )
-from unicron.messages import ExceptionRaised, FromWorker
+from unicron.messages import ExceptionRaised, FromWorker, LayoutReady
 from unicron.types import Layout, Stage
 
 
@@ -123,6 +123,7 @@ FACTS: dict[str, Callable[[Coordinator, str], None]] = {
     "state_lost": lambda d, n: d.state_lost(n),
     "healed": lambda d, n: d.healed(n),
     "saved": lambda d, n: d.saved(n, 4),
+    "layout_ready": lambda d, n: d.says(LayoutReady(n, 0, 1, 4)),
     "finished": lambda d, n: d.finished(n),
     "cancel": lambda d, n: d.feed(on.CancelRequested("c", TASK)) and None,
     "suspend": lambda d, n: d.feed(on.SuspendRequested("s", TASK)) and None,

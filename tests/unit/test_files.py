@@ -115,8 +115,14 @@ def test_widths_of_a_job(tmp_path: Path) -> None:
     assert (job["throughput"], job["measured"]) == ({}, True) and job["iteration_flop"] > 1e15
     listed = load(tmp_path, WIDE + "layouts: [{tp: 2, dp: 1}, {tp: 2, dp: 3}, {tp: 2, dp: 5}]\n")
     assert (listed["layout"]["dp"], listed["replicas_min"], listed["replicas_unit"]) == (5, 1, 2)
+    several = load(tmp_path, WIDE + "layouts: [{tp: 1, dp: 4}, {tp: 2, pp: 2, dp: 2, optimizer: distributed}]\n")
+    assert [(x["tp"], x["pp"], x["dp"], x["sharded"]) for x in several["layouts"]] == [
+        (1, 1, 4, False), (2, 2, 2, True),
+    ]  # fmt: skip
+    assert several["layout"] == several["layouts"][0]
     for layouts, text in (
-        ("[{tp: 1, dp: 4}, {tp: 2, dp: 2}]", "layouts differ in tp"),
+        ("[{tp: 1, dp: 4}, {tp: 2, dp: 2, micro_batch: 4}]", "micro_batch must be that of the first"),
+        ("[{tp: 1, dp: 4}, {tp: 2}]", "several need dp"),
         ("[{dp: 2}, {dp: 3}, {dp: 6}]", "not evenly spaced"),
         ("[{tp: 1}, {tp: 1}]", "several need dp"),
         ("[{dp: 20}, {dp: 30}]", "no layout of the list has 2 to 16 workers"),

@@ -9,6 +9,7 @@ from unicron.messages import (
     AgentHeartbeat,
     AgentHello,
     ArmFault,
+    ChangeLayout,
     FinishUnderstudies,
     Fork,
     FromWorker,
@@ -42,7 +43,7 @@ ToCoordinator = (
     | FromWorker
 )
 SIGTERM, SIGKILL = 15, 9
-ToWorker = PublishEpoch | FinishUnderstudies | StopTask | SaveAndHold
+ToWorker = PublishEpoch | FinishUnderstudies | StopTask | SaveAndHold | ChangeLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,16 @@ from unicron.agent.state import Adoption, Arena, Worker
 from unicron.agent.step import Step
 from unicron.agent.transitions import Phase
 from unicron.messages import ArenaRequest
+from unicron.types import EpochPlan
 
 
 def on_requested(step: Step, event: ArenaRequested) -> None:
     request = event.request
     worker = step.find(request.worker, "said")
     if worker is None:
+        return
+    if request.epoch:
+        _stage(step, event.request_id, worker, request)
         return
     if request.task != worker.task or request.rank != worker.rank:
         held = f"{worker.task} {worker.rank}"
@@ -128,6 +132,53 @@ def _grant_fresh(step: Step, request_id: str, worker: Worker, nbytes: int, diges
             _drop(step, former, "its role has a newer arena")
 
 
+def _stage(step: Step, request_id: str, worker: Worker, request: ArenaRequest) -> None:
+    """One for a role of a layout that is announced. The present arenas stay: what is in them may be gone back to."""
+    state = step.state
+    change = state.changes.get(worker.task)
+    if change is None or change.epoch != request.epoch or request.task != worker.task:
+        step.refuse("stale_epoch", f"{worker.name} asks for an arena of epoch {request.epoch}")
+        return
+    if len(state.arenas) >= step.config.arenas_max:
+        step.refuse("too_many_arenas", f"{worker.name}: {len(state.arenas)} are kept")
+        return
+    key = (worker.task, request.rank)
+    if key in state.staged:
+        _drop(step, state.staged.pop(key), f"{worker.name} gets another")
+    state.arena_count += 1
+    arena = Arena(
+        f"{worker.name}#{state.arena_count}", worker.task, request.rank, worker.name, request.nbytes, request.digest
+    )
+    state.arenas[arena.id] = arena
+    state.staged[key] = arena.id
+    reason = f"rank {request.rank} in the layout of epoch {request.epoch}"
+    step.actions.append(
+        GrantArena(request_id, arena.id, arena.task, arena.rank, worker.name, arena.nbytes, True, "", reason)
+    )
+
+
+def settle_staged(step: Step, plan: EpochPlan) -> None:
+    """A plan is out: the announced layout is the task's, and the former one's arenas go; or it was called off."""
+    state = step.state
+    change = state.changes.pop(plan.task, None)
+    if change is None:
+        return
+    staged = {key: arena for key, arena in state.staged.items() if key[0] == plan.task}
+    for key in staged:
+        del state.staged[key]
+    if plan.layout != change.layout:
+        for arena in staged.values():
+            _drop(step, arena, f"epoch {plan.epoch}: the change of layout was called off")
+        return
+    for arena in [a.id for a in state.arenas.values() if a.task == plan.task and a.id not in staged.values()]:
+        _drop(step, arena, f"of the layout before epoch {plan.epoch}")
+    state.roles.update(staged)
+    for role in [role for role in state.times if role[0] == plan.task]:
+        del state.times[role]  # what is usual for a role is another thing now,
+    for worker in state.of_task(plan.task):
+        worker.first_iteration = None  # and a first iteration is none by which others are judged
+
+
 def role_taken(step: Step, worker: Worker) -> None:
     """A plan names this worker: a role without any arena on this node gets the one it has."""
     key = (worker.task, worker.rank)
@@ -141,7 +192,7 @@ def drop_of_ended(step: Step, task: str) -> None:
     """Arenas of a dead scratch owner, and all of a task that is over here."""
     state = step.state
     over = task in state.ended and all(w.phase is Phase.GONE for w in state.of_task(task))
-    named = set(state.roles.values()) | {a.arena for a in state.adoptions}
+    named = {*state.roles.values(), *state.staged.values(), *(a.arena for a in state.adoptions)}
     for arena in [a for a in state.arenas.values() if a.task == task]:
         owner = state.workers.get(arena.owner)
         orphan = arena.id not in named and (owner is None or owner.phase is Phase.GONE)
@@ -154,5 +205,7 @@ def _drop(step: Step, arena_id: str, reason: str) -> None:
     key = (arena.task, arena.rank)
     if step.state.roles.get(key) == arena_id:
         del step.state.roles[key]
+    if step.state.staged.get(key) == arena_id:
+        del step.state.staged[key]
     step.state.adoptions = [a for a in step.state.adoptions if a.arena != arena_id]
     step.actions.append(DropArena(arena_id, reason))

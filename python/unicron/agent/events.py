@@ -10,6 +10,7 @@ from unicron.messages import (
     AgentWelcome,
     ArenaRequest,
     ArmFault,
+    ChangeLayout,
     CheckNode,
     ChildStatus,
     CollectiveFailed,
@@ -18,6 +19,7 @@ from unicron.messages import (
     Finished,
     FinishUnderstudies,
     Healed,
+    LayoutReady,
     PublishEpoch,
     SaveAndHold,
     Saved,
@@ -32,8 +34,9 @@ from unicron.types import Stage
 CoordinatorSays = (
     AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault | SaveAndHold
     | CheckNode
+    | ChangeLayout
 )  # fmt: skip
-WorkerSays = WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | Finished
+WorkerSays = WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | LayoutReady | Finished
 
 
 @dataclass(frozen=True, slots=True)

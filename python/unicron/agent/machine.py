@@ -46,6 +46,7 @@ from unicron.messages import (
     AgentHello,
     AgentWelcome,
     ArmFault,
+    ChangeLayout,
     CheckNode,
     EndWorker,
     FinishUnderstudies,
@@ -207,6 +208,8 @@ class AgentMachine:
                 for worker in self.state.of_task(message.task):
                     if worker.can_hear and not worker.waiting:
                         step.actions.append(SendWorker(worker.name, message, worker.epoch, (), message.reason))
+            case ChangeLayout():
+                self._on_change(step, message)
             case ArmFault():
                 self._on_arm(step, message)
             case CheckNode(reason):
@@ -225,11 +228,24 @@ class AgentMachine:
             step.refuse("stale_epoch", f"{plan.task}: epoch {plan.epoch}, know {known.epoch}")
             return
         self.state.plans[plan.task] = plan
+        arenas.settle_staged(step, plan)
         for worker in self.state.of_task(plan.task):
             if not worker.is_dead:
                 lives.forward_plan(step, worker, message)
                 if plan.member(worker.rank) is not None and not worker.waiting:
                     arenas.role_taken(step, worker)
+
+    def _on_change(self, step: Step, message: ChangeLayout) -> None:
+        """To the members and to who joins them. Told again after whatever may have lost it."""
+        known = self.state.plans.get(message.task)
+        if message.task in self.state.ended or (known is not None and message.plan.epoch <= known.epoch):
+            step.refuse("stale_epoch", f"{message.task}: a change of layout as epoch {message.plan.epoch}")
+            return
+        self.state.changes[message.task] = message.plan
+        names = {m.worker for m in (*message.former.members, *message.plan.members)}
+        for worker in self.state.of_task(message.task):
+            if worker.name in names and worker.can_hear:
+                step.actions.append(SendWorker(worker.name, message, worker.epoch, (), message.reason))
 
     def _on_stop(self, step: Step, message: StopTask) -> None:
         self._end(message.task, message.reason)
@@ -256,6 +272,7 @@ class AgentMachine:
     def _end(self, task: str, reason: str) -> None:
         self.state.ended[task] = reason
         self.state.plans.pop(task, None)
+        self.state.changes.pop(task, None)
         for key in [key for key in self.state.times if key[0] == task]:
             del self.state.times[key]
         while len(self.state.ended) > self.config.reports_kept_max:

@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "describe": ("unicron.cli.describe", "one task: its workers, roles, plan"),
     "suspend": ("unicron.cli.suspend", "a task saves, leaves its slots, and keeps its place"),
     "resume": ("unicron.cli.resume", "a suspended task wants slots again"),
+    "reshape": ("unicron.cli.reshape", "a running task goes over to another layout, in memory"),
     "cancel": ("unicron.cli.cancel", "stop a task"),
     "logs": ("unicron.cli.logs", "what the workers of a task wrote"),
     "nodes": ("unicron.cli.nodes", "machines and how they are"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,7 +42,21 @@ def main(
     ettr = "-" if view["ettr"] is None else f"{view['ettr']:.4f}"
     print(f"ETTR {ettr}; {spent}")
     print(f"recovery cost in GPU-seconds: {cost_words(view['cost'])}")
+    _print_layouts(view)
     if view["cause"]:
         print(f"cause: {view['cause']}")
     workers = sorted(view["workers"], key=lambda w: (not w["is_member"], w["rank"]))
     print_table(workers, COLUMNS, "no workers")
+
+
+def _print_layouts(view: dict[str, Any]) -> None:
+    """What it may be brought into (unicron reshape), and what that has cost."""
+    for other in view["layouts"]:
+        name = ",".join(str(other[size]) for size in ("tp", "pp", "dp")) + " distributed" * other["sharded"]
+        fits = "" if other["fits"] else "; its slots are not there now"
+        print(f"could go over to {name}: about {other['estimated_s']:.3g} s ({other['basis']}){fits}")
+    for move in view["layout_changes"][-1:]:
+        moved = (move["bytes_node"] + move["bytes_cross"]) / 2**20
+        print(f"last change of layout: {move['from']} -> {move['to']}, {move['held_s']:.3g} s, {moved:.3g} MiB moved")
+    if view["layout_change_refused"]:
+        print(f"a change of layout was called off: {view['layout_change_refused']}")

@@ -13,6 +13,7 @@ from unicron.coordinator.journal import Entry
 from unicron.messages import (
     AgentWelcome,
     ArmFault,
+    ChangeLayout,
     CheckNode,
     EndWorker,
     FinishUnderstudies,
@@ -26,6 +27,7 @@ from unicron.messages import (
 ToAgent = (
     AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault | SaveAndHold
     | CheckNode
+    | ChangeLayout
 )  # fmt: skip
 
 

@@ -258,6 +258,8 @@ def transitions_of(state: State) -> Transitions:
     prior = Transitions()
     means = {}
     for kind, (count, total_s) in state.transitions_s.items():
+        if not hasattr(prior, f"{kind}_s"):
+            continue  # a change of layout: layout_times.py
         means[f"{kind}_s"] = (getattr(prior, f"{kind}_s") + total_s) / (1 + count)
     return msgspec.structs.replace(prior, **means)
 

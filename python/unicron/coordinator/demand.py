@@ -1,7 +1,7 @@
 """A task as the planner sees it: which numbers of slots it can take now, and T(t, x) for each.
 
-Today a task's width changes in whole replicas (tp x pp slots) and in nothing else: the layout it was admitted with
-stays. Layouts that differ in tp or pp become reachable here, in `counts_of`, once state can be moved between them.
+The planner changes a task's width in whole replicas (tp x pp slots) of its present layout. Which other layouts it can
+be brought into, and how long that takes, stands in layout_times.py: `reachable_layouts`.
 """
 
 from __future__ import annotations

@@ -127,6 +127,15 @@ class ResumeRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ReshapeRequested:
+    """Another layout for a running task."""
+
+    request_id: str
+    task: str
+    layout: dict[str, int]  # tp, pp, dp, and sharded (0 or 1) where it changes
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     request_id: str
     node: str
@@ -158,6 +167,7 @@ Event = (
     | CancelRequested
     | SuspendRequested
     | ResumeRequested
+    | ReshapeRequested
     | DrainRequested
     | FaultRequested
 )

@@ -24,6 +24,8 @@ def settle_width(step: Step, task: TaskState) -> None:
     plan = task.plan
     if plan is None or task.finished or task.phase not in (TaskPhase.RUNNING, TaskPhase.HEALING):
         return
+    if task.change is not None:
+        return  # another layout first; then the target is that layout's
     target = step.state.target(task.name)
     if not target:
         if _nodes_up(step, task):

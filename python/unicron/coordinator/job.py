@@ -14,6 +14,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     command: tuple[str, ...]
     layout: Layout = Layout()
+    layouts: tuple[Layout, ...] = ()  # that it may be brought into while it runs; (): it keeps tp, pp and sharding
     cwd: str = ""
     env: dict[str, str] = {}
     log_dir: str = ""
@@ -48,6 +49,9 @@ def refusal_of(job: Job) -> str:
             return f"layout: {name} is {size}, must be at least 1"
     if layout.cp != 1 or layout.ep != 1:
         return f"layout: cp {layout.cp} and ep {layout.ep} must be 1"
+    for other in job.layouts:
+        if why := _layout_refusal(layout, other):
+            return why
     if not NAME.fullmatch(job.name):
         return f"name {job.name!r}: letters, digits, '_', '.' and '-' only, at most 128"
     if not job.command:
@@ -71,6 +75,19 @@ def refusal_of(job: Job) -> str:
     return _planning_refusal(job)
 
 
+def _layout_refusal(first: Layout, other: Layout) -> str:
+    """Why the job cannot go over to this layout; '' when it can."""
+    named = f"layouts: {other.tp},{other.pp},{other.dp}"
+    if min(other.tp, other.pp, other.dp) < 1 or other.cp != 1 or other.ep != 1:
+        return f"{named}: tp, pp and dp must be at least 1, cp and ep 1"
+    for name in ("micro_batch", "num_micro_batches", "exact"):
+        if getattr(first, name) != getattr(other, name):
+            return f"{named}: {name} must be that of the first layout: what is learned shall not change with the layout"
+    if other.num_micro_batches < other.dp:
+        return f"{named}: {other.num_micro_batches} micro-batches do not reach {other.dp} replicas"
+    return ""
+
+
 def _planning_refusal(job: Job) -> str:
     layout = job.layout
     if not math.isfinite(job.weight) or job.weight < 0:
@@ -90,6 +107,7 @@ def _planning_refusal(job: Job) -> str:
         needed = {r * layout.replica_size for r in range(least, layout.dp + 1, job.replicas_unit)}
         if holes := sorted(needed - job.throughput.keys()):
             return f"throughput has no value for {holes[:5]} slots, which its workers allow"
+        wanted |= {other.world_size for other in job.layouts}
         if strange := sorted(job.throughput.keys() - wanted):
             return f"throughput names {strange[:5]} slots, which its workers do not allow"
     return ""

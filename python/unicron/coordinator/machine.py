@@ -9,7 +9,7 @@ sends went out does not matter: agents say in their hello what they have.
 
 from __future__ import annotations
 
-from unicron.coordinator import fitness, nodes, requests, symptoms, workers
+from unicron.coordinator import fitness, nodes, requests, reshaping, symptoms, workers
 from unicron.coordinator.accounting import note_accounts
 from unicron.coordinator.accounts import on_healed, on_saved
 from unicron.coordinator.actions import Action, WriteJournal
@@ -26,6 +26,7 @@ from unicron.coordinator.events import (
     NodeSilent,
     NodeVouched,
     Replayed,
+    ReshapeRequested,
     ResumeRequested,
     Started,
     SuspendRequested,
@@ -51,6 +52,7 @@ from unicron.messages import (
     FromWorker,
     HardwareSeen,
     Healed,
+    LayoutReady,
     Saved,
     StateLost,
     WorkerContinued,
@@ -140,6 +142,8 @@ class CoordinatorMachine:
                 requests.on_suspend(step, event.request_id, event.task)
             case ResumeRequested():
                 requests.on_resume(step, event.request_id, event.task)
+            case ReshapeRequested():
+                reshaping.on_reshape(step, event.request_id, event.task, event.layout)
             case DrainRequested():
                 requests.on_drain(step, event.request_id, event.node, event.drained)
             case FaultRequested():
@@ -216,6 +220,9 @@ class CoordinatorMachine:
                 symptoms.on_state_lost(step, task, body)
             case Healed():
                 on_healed(step, task, body)
+            case LayoutReady():
+                if symptoms.speaker(step, task, body.worker) is not None:
+                    reshaping.on_layout_ready(step, task, body)
             case Saved():
                 on_saved(step, task, body)
             case Finished():
@@ -245,5 +252,6 @@ FACT_OF: dict[type, str] = {
     StateLost: "state_lost",
     Healed: "healed",
     Saved: "saved",
+    LayoutReady: "layout_ready",
     Finished: "finished",
 }

@@ -14,6 +14,7 @@ from unicron.coordinator.fitness import on_joined
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import NodeDeclaredLost, NodeJoined
 from unicron.coordinator.lifecycle import tell_over
+from unicron.coordinator.reshaping import tell as tell_change
 from unicron.coordinator.slowness import note_pace
 from unicron.coordinator.state import Hearing, NodeState, TaskState
 from unicron.coordinator.step import Step
@@ -110,6 +111,7 @@ def _catch_up(step: Step, task: TaskState, name: str, hello: AgentHello) -> None
         for worker in task.workers.values():
             if worker.node == name:
                 worker.behind_ms = step.now_ms
+    tell_change(step, task, only=name)
     if task.leaving:
         step.send(name, SaveAndHold(task.name, task.leaving), task.leaving)
 

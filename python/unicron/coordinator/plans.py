@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from unicron.coordinator.diagnosis import is_explained
 from unicron.coordinator.journal import EpochDecided
-from unicron.coordinator.state import TaskState, node_order
+from unicron.coordinator.state import Purpose, TaskState, WorkerState, node_order
 from unicron.coordinator.step import Step
+from unicron.coordinator.transitions import WorkerPhase
 from unicron.coordinator.workers import end_worker
 from unicron.messages import PublishEpoch, SaveAndHold
-from unicron.types import EpochPlan, Member, PlanKind, Rank
+from unicron.types import EpochPlan, Layout, Member, PlanKind, Rank
 
 
 class Decision(NamedTuple):
@@ -28,27 +29,38 @@ def publish(step: Step, task: TaskState, decision: Decision) -> None:
         # and compute again while others did not, and only a wounded replica agrees inside itself.
         # (It also makes a plan that some agent missed harmless: the newest one says it all.)
         decision = decision._replace(touched={*decision.touched, *decision.members, *task.plan.touched})
-    plan = _plan_of(step, task, decision)
-    step.write(EpochDecided(plan), decision.reason)
+    if task.change is not None and task.change.plan is not None:
+        # Members may be anywhere in a change of layout, also in models of the new one: all go back.
+        decision = decision._replace(touched={*decision.touched, *decision.members})
+        forget_change(step, task, f"called off: {decision.reason}")
+    publish_plan(step, task, _plan_of(step, task, decision, task.job.layout), decision.reason)
+
+
+def announced(step: Step, task: TaskState, decision: Decision, layout: Layout) -> EpochPlan:
+    """The next epoch's plan in another layout; it is published when everybody has the state in it."""
+    return _plan_of(step, task, decision, layout)
+
+
+def publish_plan(step: Step, task: TaskState, plan: EpochPlan, reason: str) -> None:
+    step.write(EpochDecided(plan), reason)
     for incident in step.state.open_incidents(task.name):
         if incident.epoch:  # a failure during its recovery: the newer plan closes it too
             continue
         step.change_incident(
             incident,
-            f"epoch {plan.epoch}: {decision.reason}",
+            f"epoch {plan.epoch}: {reason}",
             epoch=plan.epoch,
             kind=plan.kind,
             decide_ms=(incident.detect_ms or 0.0) + step.now_ms - incident.opened_ms,
         )
     for node in task.nodes():
-        step.send(node, PublishEpoch(plan), decision.reason)
+        step.send(node, PublishEpoch(plan), reason)
         if task.leaving:  # who held goes on in the new epoch, and a new worker has not heard it
             step.send(node, SaveAndHold(task.name, task.leaving), task.leaving)
     _after(step, task, plan)
 
 
-def _plan_of(step: Step, task: TaskState, decision: Decision) -> EpochPlan:
-    layout = task.job.layout
+def _plan_of(step: Step, task: TaskState, decision: Decision, layout: Layout) -> EpochPlan:
     members = tuple(
         Member(rank, worker.node, worker.name, worker.incarnation)
         for rank, worker in sorted((r, task.workers[w]) for r, w in decision.members.items())
@@ -100,6 +112,24 @@ def _after(step: Step, task: TaskState, plan: EpochPlan) -> None:
         "understudy", task.name, step.config.understudy_delay_ms + step.config.heal_ms_max,
         "understudies are replaced after the healing, at the latest then",
     )  # fmt: skip
+
+
+def joiners_of(task: TaskState) -> dict[Rank, WorkerState]:
+    return {
+        w.rank: w for w in task.workers.values()
+        if w.purpose is Purpose.JOINER and w.phase is not WorkerPhase.ENDING
+    }  # fmt: skip
+
+
+def forget_change(step: Step, task: TaskState, reason: str) -> None:
+    """A change of layout will not be: its newcomers are not needed."""
+    change, task.change = task.change, None
+    if change is None:
+        return
+    task.change_refused = reason
+    step.cancel_timer("layout", task.name, reason)
+    for worker in joiners_of(task).values():
+        end_worker(step, task, worker, reason)
 
 
 def end_leavers(step: Step, task: TaskState, former: EpochPlan) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import singledispatch
 
+import msgspec
+
 from unicron.coordinator.journal import (
     Accounted,
     AllocationDecided,
@@ -161,6 +163,11 @@ def _(entry: EpochDecided, state: State) -> None:
     assert plan.epoch > task.epoch, f"epoch {plan.epoch} after {task.epoch}"
     live = {m.worker: m for m in plan.members}
     task.epoch, task.plan = plan.epoch, plan
+    if plan.layout != task.job.layout:
+        # Widths, and what was measured at them, are those of a layout; only slots compare.
+        task.job = msgspec.structs.replace(task.job, layout=plan.layout, replicas_min=0, replicas_unit=1)
+        task.measured_s.clear()
+        task.meter = None
     task.plans.append((plan.epoch, frozenset(plan.layout.replica_of(r) for r in plan.touched)))
     task.placement = {m.rank: m.node for m in plan.members}
     task.is_unhealed = plan.kind is not PlanKind.START

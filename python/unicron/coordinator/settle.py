@@ -8,6 +8,7 @@ from unicron.coordinator.growth import settle_width
 from unicron.coordinator.lifecycle import finish_task, settle_exits, stop_task
 from unicron.coordinator.nodes import judge
 from unicron.coordinator.recovery import settle_recovery
+from unicron.coordinator.reshaping import settle_change
 from unicron.coordinator.starting import (
     restart_all,
     settle_restarting,
@@ -94,5 +95,6 @@ def _settle_managed(step: Step, task: TaskState) -> None:
         return
     if task.phase is TaskPhase.HEALING and not task.awaiting and not task.lost:
         close_healing(step, task, f"every member of epoch {task.epoch} committed the iteration")
+    settle_change(step, task)
     settle_width(step, task)
     settle_health(step, task)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unicron.coordinator.allocation import Allocation
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.job import Job
+from unicron.coordinator.layout_change import MOVES_KEPT_MAX, LayoutChange
 from unicron.coordinator.planned import Planned
 from unicron.coordinator.timesheet import Accounts, new_history
 from unicron.coordinator.transitions import (
@@ -187,6 +188,9 @@ class TaskState:
     accounts: Accounts = field(default_factory=Accounts)  # (journal)
     decided_ms: float | None = None  # when the transition under way was decided
     pace: Pace | None = None  # who is slow; learned afresh by a new coordinator
+    change: LayoutChange | None = None  # of layout, under way
+    change_refused: str = ""  # why the last one was called off, for people
+    moves: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT_MAX))  # what they cost
     cause_to_stay: str = ""  # why it could not leave, for people
 
     def move(self, trigger: str) -> None:

@@ -137,6 +137,7 @@ TASK_FACTS = (
     "state_lost",
     "healed",
     "saved",
+    "layout_ready",
     "finished",
     "cancel",
     "inject",
@@ -158,13 +159,19 @@ _idle = {  # nobody holds a role
     "collective_failed": "no_member",
     "state_lost": "no_member",
     "healed": "no_member",
+    "layout_ready": "no_member",
     "worker_stalled": "no_member",
     "inject": "no_member",
 }
 # `resume` counts only for a task that is held, whatever its phase: requests.py refuses the others by name.
 
 TASK_POLICY: dict[TaskPhase, dict[str, str]] = {
-    _T.STARTING: _row(collective_failed="no_epoch_yet", state_lost="no_epoch_yet", healed="no_epoch_yet"),
+    _T.STARTING: _row(
+        collective_failed="no_epoch_yet",
+        state_lost="no_epoch_yet",
+        healed="no_epoch_yet",
+        layout_ready="no_epoch_yet",
+    ),
     _T.RUNNING: _row(),
     _T.RECOVERING: _row(),
     _T.HEALING: _row(),

@@ -22,19 +22,19 @@ from unicron.messages import (
     WorkerStatus,
     WorkerUp,
 )
-from unicron.types import Method, Rank, Severity, Stage
+from unicron.types import Layout, Method, Rank, Severity, Stage
 
 WORKER_TIMERS = ("end", "stop", "exception", "stall")
 
 
-def spec_of(task: TaskState) -> TaskSpec:
+def spec_of(task: TaskState, layout: Layout | None = None) -> TaskSpec:
     job = task.job
     return TaskSpec(
         task=task.name,
         command=job.command,
         cwd=job.cwd,
         env=job.env,
-        layout=job.layout,
+        layout=layout or job.layout,
         log_dir=job.log_dir,
         checkpoint_dir=job.checkpoint_dir,
         checkpoint_every=job.checkpoint_every,
@@ -47,8 +47,12 @@ def spec_of(task: TaskState) -> TaskSpec:
     )
 
 
-def start_workers(step: Step, task: TaskState, wanted: list[tuple[str, Rank, Purpose]], reason: str) -> None:
-    """One order a node. Ids grow with every worker of the node, so an id is never used twice."""
+def start_workers(
+    step: Step, task: TaskState, wanted: list[tuple[str, Rank, Purpose]], reason: str, layout: Layout | None = None
+) -> None:
+    """One order a node. layout: to build for, where that is not the present one.
+
+    Ids grow with every worker of the node, so an id is never used twice."""
     homes = sorted(set(task.placement.values()) or {node for node, _, _ in wanted}, key=node_order)
     first = step.state.nodes.get(homes[0])
     # Another port at every start, so that a socket of the last one that lingers is in nobody's way.
@@ -68,7 +72,7 @@ def start_workers(step: Step, task: TaskState, wanted: list[tuple[str, Rank, Pur
             reason,
         )  # fmt: skip
         order = StartWorkers(
-            spec=spec_of(task),
+            spec=spec_of(task, layout),
             epoch=task.epoch,
             workers=tuple((n, i, r, p is not Purpose.MEMBER) for n, i, r, p in started),
             node_rank=homes.index(node) if node in homes else len(homes),

@@ -37,6 +37,8 @@ class FaultPoint(enum.IntEnum):
     FETCH = 13  # state goes from a replica to another
     SAVE = 12  # a checkpoint is begun
     BUDDY = 14  # the step is gathered, the buddy's copy is still of the one before
+    # state goes into another layout: 0 as the micro-batch armed is before anything is sent, 1 when all of it arrived
+    LAYOUT = 20
 
 
 #: Spellings accepted besides the names: a death in the pipeline is one after the forward, before its send.

@@ -28,6 +28,7 @@ class LayoutFields(msgspec.Struct, forbid_unknown_fields=True):
     dp: int = 0  # 0: as many as workers.max allows
     micro_batch: int = 1
     num_micro_batches: int = 0  # 0: from global_batch, else 4 a replica
+    optimizer: Literal["plain", "distributed"] = "plain"  # distributed: each replica holds a shard of its state
 
 
 class WorkerFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -112,12 +113,17 @@ def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
     checkpoint_dir = file.checkpoint.dir
     layout, least, unit = _widths(file, gpu)
     layout = msgspec.structs.replace(layout, exact=file.exact)
+    others = tuple(
+        msgspec.structs.replace(layout_of(fields), num_micro_batches=layout.num_micro_batches, exact=file.exact)
+        for fields in _listed(file)
+    )
     asked = Asked(file.model, file.global_batch, layout, least, unit, gpu)
     known = job_throughput.known(asked, file.throughput)
     job = Job(
         name=file.name,
         command=file.command,
         layout=layout,
+        layouts=others,
         cwd=str(directory / file.cwd),
         env=file.env,
         log_dir=str(directory / (file.log_dir or "unicron-logs")),
@@ -195,7 +201,7 @@ def _widths(file: JobFile, gpu: str) -> tuple[Layout, int, int]:
     workers = file.workers
     if workers.max and workers.max < workers.min:
         raise FileProblem(f"workers.max {workers.max} is below workers.min {workers.min}")
-    if len(given) > 1:
+    if len(given) > 1 and not _listed(file):
         return _of_list(file, given)
     fields = given[0] if given else _chosen(file, gpu)
     size = fields.tp * fields.pp
@@ -208,6 +214,20 @@ def _widths(file: JobFile, gpu: str) -> tuple[Layout, int, int]:
     if not least <= layout.world_size <= most:
         raise FileProblem(f"the layout has {layout.world_size} workers, outside {least} to {most}")
     return layout, *_steps(workers, layout)
+
+
+def _listed(file: JobFile) -> tuple[LayoutFields, ...]:
+    """The layouts that a running task may be brought into, the one it begins with first; () where only dp differs:
+    those are widths of one layout."""
+    given = () if file.layouts == "auto" else file.layouts
+    shapes = {(fields.tp, fields.pp, fields.optimizer) for fields in given}
+    if len(shapes) < 2:
+        return ()
+    for fields in given:
+        _check_sizes(fields)
+        if fields.dp < 1:
+            raise FileProblem("layouts: several need dp, each its own")
+    return given
 
 
 def _check_sizes(fields: LayoutFields) -> None:
@@ -239,15 +259,14 @@ def _steps(workers: WorkerFields, layout: Layout) -> tuple[int, int]:
 
 
 def _of_list(file: JobFile, given: Sequence[LayoutFields]) -> tuple[Layout, int, int]:
-    """Several layouts: the widths of one task. A running task changes its width in whole replicas and nothing else."""
+    """Several layouts that differ in dp only: the widths of one task."""
     for fields in given:
         _check_sizes(fields)
         if fields.dp < 1:
             raise FileProblem("layouts: several need dp, each its own")
     first = given[0]
-    for name in ("tp", "pp", "micro_batch"):
-        if len({getattr(fields, name) for fields in given}) > 1:
-            raise FileProblem(f"layouts differ in {name}: a task changes dp only in this version; keep one {name}")
+    if len({fields.micro_batch for fields in given}) > 1:
+        raise FileProblem("layouts differ in micro_batch: what is learned shall not change with the layout; keep one")
     size = first.tp * first.pp
     low, high = file.workers.min or size, file.workers.max or max(f.dp for f in given) * size
     widths = sorted({f.dp for f in given if low <= f.dp * size <= high})
@@ -287,6 +306,7 @@ def layout_of(fields: LayoutFields, global_batch: int = 0) -> Layout:
         dp=dp,
         micro_batch=fields.micro_batch,
         num_micro_batches=count or 4 * dp,
+        sharded=fields.optimizer == "distributed",
     )
 
 

@@ -307,6 +307,10 @@ class LocalCluster:
     def resume(self, task: str) -> None:
         self.ask("resume", task=task)
 
+    def reshape(self, task: str, **layout: int) -> dict[str, Any]:
+        """tp, pp, dp, sharded: of the layout that it shall go over to."""
+        return dict(self.ask("reshape", task=task, layout=layout))
+
     def cancel(self, task: str) -> None:
         self.ask("cancel", task=task)
 

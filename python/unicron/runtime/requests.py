@@ -5,7 +5,7 @@ machine.
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,6 +14,7 @@ from unicron.coordinator.events import (
     DrainRequested,
     Event,
     FaultRequested,
+    ReshapeRequested,
     ResumeRequested,
     SuspendRequested,
     TaskSubmitted,
@@ -26,8 +27,8 @@ from unicron.runtime.what_if import RequestProblem, what_if
 from unicron.types import Rank
 
 VERBS = (
-    "submit", "cancel", "suspend", "resume", "drain", "undrain", "inject", "ps", "describe", "incidents", "nodes",
-    "cluster", "plan", "shutdown", "ping",
+    "submit", "cancel", "suspend", "resume", "reshape", "drain", "undrain", "inject", "ps", "describe", "incidents",
+    "nodes", "cluster", "plan", "shutdown", "ping",
 )  # fmt: skip
 
 
@@ -41,6 +42,11 @@ class _Submit(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Task(msgspec.Struct, forbid_unknown_fields=True):
     task: str
+
+
+class _Reshape(msgspec.Struct, forbid_unknown_fields=True):
+    task: str
+    layout: dict[Literal["tp", "pp", "dp", "sharded"], int]
 
 
 class _Node(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,6 +96,10 @@ def _answer(
             return SuspendRequested(request_id, find_task(state, files.convert(arguments, _Task).task).name)
         case "resume":
             return ResumeRequested(request_id, find_task(state, files.convert(arguments, _Task).task).name)
+        case "reshape":
+            asked = files.convert(arguments, _Reshape)
+            layout = {str(name): size for name, size in asked.layout.items()}
+            return ReshapeRequested(request_id, find_task(state, asked.task).name, layout)
         case "drain" | "undrain":
             return DrainRequested(request_id, files.convert(arguments, _Node).node, request.verb == "drain")
         case "inject":

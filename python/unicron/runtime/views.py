@@ -12,6 +12,7 @@ import msgspec
 from unicron.coordinator.accounting import cost_of
 from unicron.coordinator.demand import replica_counts, throughput_of
 from unicron.coordinator.incident import Incident
+from unicron.coordinator.layout_times import reachable_layouts
 from unicron.coordinator.placement import held_slots
 from unicron.coordinator.state import NodeState, State, TaskState, node_order
 from unicron.coordinator.transitions import TERMINAL
@@ -86,6 +87,9 @@ def describe_view(task: TaskState, state: State, seen: dict[str, Any], now_ms: f
     widths = replica_counts(task, len(state.target(task.name)) // size)
     view["throughput"] = {str(count * size): throughput_of(task, count) for count in widths}
     view["iteration_s"] = {str(count * size): seconds for count, seconds in sorted(task.measured_s.items())}
+    view["layouts"] = reachable_layouts(state, task)
+    view["layout_changes"] = list(task.moves)
+    view["layout_change_refused"] = task.change_refused
     view["spent_s"] = {kind: ms / 1000 for kind, ms in task.accounts.spent(now_ms).items()}
     view["flop"] = task.accounts.flop_until(now_ms)
     costs = [cost_of(i, now_ms) for i in state.incidents.values() if i.task == task.name and not i.part_of]

@@ -237,7 +237,7 @@ class Engine:
         vector = torch.tensor(  # on the GPU, where the group is NCCL's
             [1.0, float(plan.epoch), float(scalars[0]) if speaks else 0.0,
              found, float(scalars[1]) if speaks else 0.0,
-             hold_vote(told=self.link.told_to_hold, may_hold=self.machine.may_hold),
+             hold_vote(told=self.link.told_to_hold or self.link.change is not None, may_hold=self.machine.may_hold),
              *by_position],
             dtype=torch.float64, device=self.memory.device,
         )  # fmt: skip
@@ -373,6 +373,7 @@ class Engine:
         made = self.groups.rebuild_inside(action.plan, action.touched, self._store(action.plan))
         if action.plan.kind is PlanKind.START:
             compute.share_tied_weight(self.model)
+            self.stepper.optimizer.reload_model_params()  # main parameters were cloned before the copy had its values
             self._require_good(inside=True)
         self.account.groups_made(made)
         return on.Done()
@@ -464,6 +465,13 @@ class Engine:
                 self.machine.step(on.PlanArrived(plan))
             if now_ms() > deadline:
                 raise NoPlanCame(f"no epoch after {epoch} within {AWAIT_PLAN_MS_MAX} ms: {why}")
+
+    def leave(self) -> None:
+        """The role is left, and this process lives on: nothing of the model's groups stays. Its arena stays."""
+        self.groups.dissolve()
+        os.close(self.memory.fd)
+        for client in self._clients.values():
+            client.close()
 
     def close(self) -> None:
         self.groups.close()

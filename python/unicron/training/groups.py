@@ -341,6 +341,22 @@ class Groups:
         if self._nccl is not None:
             self._nccl.close(CLOSE_S_MAX)
 
+    def dissolve(self) -> None:
+        """This worker leaves its layout: no group of it stays in torch, and megatron's parallel_state stands empty."""
+        from megatron.core import parallel_state
+
+        for full in [*self._live]:
+            if full in self._ids:
+                self._forget(full)
+            else:
+                forget_group(self._live.pop(full))
+        self.release_retired()
+        _never_destroyed.extend(self._lost)
+        self._sites.clear()
+        self.world = None
+        parallel_state.destroy_model_parallel()
+        forget_all_groups()
+
     def release_retired(self) -> None:
         """Between iterations: let the replaced groups go.
 
@@ -354,6 +370,23 @@ class Groups:
         self._retired.clear()
         if going:
             threading.Thread(target=going.clear, name="unicron-release", daemon=True).start()
+
+
+#: Groups that lost an operation and whose Groups are gone: a destructor would wait for it.
+_never_destroyed: list[WatchedGroup] = []
+
+
+def forget_all_groups() -> None:
+    """torch as before init_process_group, without ending any group (destroy_process_group would)."""
+    world = c10d._world
+    c10d._update_default_pg(None)
+    for registry in (
+        world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag,
+        world.tags_to_pg, world.pg_coalesce_state,
+    ):  # fmt: skip
+        registry.clear()  # type: ignore[attr-defined]
+    c10d._unregister_all_process_groups()
+    world.group_count = 0
 
 
 def forget_group(group: dist.ProcessGroup) -> None:

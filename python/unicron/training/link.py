@@ -10,6 +10,7 @@ from unicron import _core
 from unicron.messages import (
     ArenaGrant,
     ArenaRequest,
+    ChangeLayout,
     FinishUnderstudies,
     PublishEpoch,
     SaveAndHold,
@@ -58,6 +59,7 @@ class WorkerLink:
         self.plan: EpochPlan | None = None
         self._unread: list[EpochPlan] = []
         self.finished = False  # the task is done: an understudy leaves with exit code 0
+        self.change: ChangeLayout | None = None  # told to take the state over into another layout; until a newer epoch
         self.told_to_hold = False  # the task gives up its slots: said in every commit until a newer epoch
 
     def send(self, message: Any) -> None:
@@ -73,12 +75,15 @@ class WorkerLink:
         if isinstance(message, PublishEpoch):
             if self.plan is None or message.plan.epoch > self.plan.epoch:
                 self.plan = message.plan
+                self.change = None
                 self.told_to_hold = False  # who still must is told again in the new epoch
                 return message.plan
         elif isinstance(message, FinishUnderstudies):
             self.finished = True
         elif isinstance(message, SaveAndHold):
             self.told_to_hold = True
+        elif isinstance(message, ChangeLayout) and (self.plan is None or message.plan.epoch > self.plan.epoch):
+            self.change = message
         return None
 
     def take_orders(self) -> None:
@@ -98,27 +103,32 @@ class WorkerLink:
         return plans
 
     def wait_for_role(self) -> tuple[Rank, EpochPlan] | None:
-        """Until a plan names this worker; None when the task is finished. Bounded by the agent's life (EOF ends us)."""
+        """Until a plan names this worker, or a change of layout does (whose plan is not published yet); None when the
+        task is finished. Bounded by the agent's life (EOF ends us)."""
         while not self.finished:
             mine = self.member()
             if mine is not None and self.plan is not None:
                 return mine.rank, self.plan
+            if self.change is not None and (joins := self.member(self.change.plan)) is not None:
+                return joins.rank, self.change.plan
             self.receive(1_000)
         return None
 
-    def member(self) -> Member | None:
-        """This worker in the newest plan."""
-        return next((m for m in self.plan.members if m.worker == self.worker), None) if self.plan else None
+    def member(self, plan: EpochPlan | None = None) -> Member | None:
+        """This worker in a plan; by default in the newest."""
+        known = plan or self.plan
+        return next((m for m in known.members if m.worker == self.worker), None) if known else None
 
     def request_arena(
-        self, rank: Rank, nbytes: int, digest: str, *, adopt: bool, gpu: GpuSlabs = NO_SLABS
+        self, rank: Rank, nbytes: int, digest: str, *, adopt: bool, gpu: GpuSlabs = NO_SLABS, epoch: int = 0
     ) -> tuple[int, ArenaGrant, tuple[int, ...]]:
         """(descriptor or -1, grant, descriptors of an adopted arena's GPU slabs), on a connection of its own.
 
-        gpu: descriptors and sizes of this worker's slabs, for the agent to keep with a fresh arena.
+        gpu: descriptors and sizes of this worker's slabs, for the agent to keep with a fresh arena. epoch: see
+        ArenaRequest.
         """
         with framing.connect(self._path, CONNECT_MS_MAX) as line:
-            request = ArenaRequest(self.task, self.worker, rank, nbytes, digest, adopt, gpu[1])
+            request = ArenaRequest(self.task, self.worker, rank, nbytes, digest, adopt, gpu[1], epoch)
             framing.send_blocking(line, encode(request), gpu[0])
             payload, fds = framing.receive_blocking(line, ARENA_MS_MAX)
         grant = decode(framing.worker_message(payload))

@@ -245,6 +245,16 @@ class StateMemory:
         pieces = [p for start, end in spans for p in whole[start:end].split(piece_bytes)]
         return pieces + [p for storage in self._gpu_storages() for p in storage.split(piece_bytes)]
 
+    def place_of(self, tensor: torch.Tensor) -> int:
+        """Byte of a tensor's first element in the arena (its header included). Of state on the host only."""
+        if not self._inside(tensor):
+            raise ValueError("a tensor that does not lie in the arena")
+        return tensor.data_ptr() - self._region.data_ptr()
+
+    def bytes_view(self) -> Any:
+        """The whole arena as a flat NumPy array of bytes; it follows the memory that lies there."""
+        return torch.empty(0, dtype=torch.uint8).set_(self._region).numpy()  # type: ignore[call-overload]
+
     def _gpu_storages(self) -> list[torch.Tensor]:
         """The same of the state on the GPU, each storage once."""
         seen: dict[int, torch.Tensor] = {}

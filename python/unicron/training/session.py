@@ -9,6 +9,7 @@ runs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import sys
@@ -16,17 +17,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from unicron import _core
 from unicron.faults.kinds import FaultPoint
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.record import Record
-from unicron.messages import ExceptionRaised, Finished, Saved, WorkerReady
+from unicron.messages import ChangeLayout, ExceptionRaised, Finished, Saved, WorkerReady
 from unicron.training import data as data_module
 from unicron.training import gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
@@ -40,6 +42,9 @@ from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory, force_optimizer_state
 from unicron.training.overlap import take_over
 from unicron.training.rehearsal import rehearse
+from unicron.training.reshard.atlas import atlas_of
+from unicron.training.reshard.change import Change, NewHome
+from unicron.training.reshard.former import Former
 from unicron.training.roles import RoleChanged
 from unicron.training.undoable_step import is_sharded, undo_bytes
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
@@ -71,6 +76,9 @@ class _Process:
 
     link: WorkerLink | None = None
     rank: Rank = 0
+    layout: Layout | None = None  # to build for; None: as the agent said when this process began
+    former: Former | None = None  # of a change of layout under way: what this process serves
+    back: Former | None = None  # of one that was called off: what this process goes back to
 
 
 @contextlib.contextmanager
@@ -93,7 +101,7 @@ def join(
     if _Process.link is None:
         _Process.link = WorkerLink()
         _Process.rank = _Process.link.welcome.rank
-    session = Session(_Process.link, _Process.rank)
+    session = Session(_Process.link, _Process.rank, _Process.layout)
     try:
         with session.watched_threads():
             yield session
@@ -119,9 +127,9 @@ def _leave(code: int) -> None:
 class Session:
     """See INTERFACES: layout, manage, iterations, train_step, expect, save_if_due."""
 
-    def __init__(self, link: WorkerLink, rank: Rank) -> None:
+    def __init__(self, link: WorkerLink, rank: Rank, layout: Layout | None = None) -> None:
         self._link, self.rank = link, rank
-        self.layout: Layout = link.welcome.layout
+        self.layout: Layout = layout or link.welcome.layout
         self._engine: Engine | None = None
         self._model: Any = None
         self._next: int | None = None
@@ -175,12 +183,19 @@ class Session:
             groups.warm_up()
             rehearse(model, optimizer, self.layout, device)
         groups.adopt_handles([model.chunks, optimizer, model.config])
-        plan = self._take_role()
+        former, _Process.former = _Process.former, None
+        order = former.order if former else None
+        plan = order.plan if order else self._take_role()
+        if order is None and self._link.change is not None and plan is self._link.change.plan:
+            order = self._link.change  # a joiner is called before the epoch that it joins
+        if order is not None:
+            describe = functools.partial(atlas_of, model, optimizer, memory.place_of)
+            plan = self._take_over(order, former, NewHome(self.rank, memory, describe))
         groups.open()
         engine = Engine(self._link, self.rank, self.layout, model, optimizer, scheduler, memory, groups)
         engine.on_reduced = self._callbacks
         self._engine, self._model = engine, model
-        record = self._take_arena(engine, plan)
+        record = self._account_of(engine) if order else self._take_arena(engine, plan)
         self._make_checkpoints(engine, model.chunks, optimizer, scheduler)
         self._first = on.Joined(plan, record)
 
@@ -213,11 +228,66 @@ class Session:
             link.pulse.advance(int(Stage.DONE), 0, -1)
             _leave(0)
         rank, plan = role  # type: ignore[misc]
-        if rank != self.rank:
-            _Process.rank = rank
-            drop_stand_ins()
-            raise RoleChanged(f"built for rank {self.rank}, now rank {rank}")
+        if (rank, plan.layout) != (self.rank, self.layout):
+            self._build_again(rank, plan.layout)
         return plan
+
+    def _build_again(self, rank: Rank, layout: Layout) -> NoReturn:
+        """The script runs again from its top, for another role."""
+        _Process.rank, _Process.layout = rank, layout
+        if dist.is_initialized():
+            drop_stand_ins()
+        raise RoleChanged(f"built for rank {self.rank} of {self.layout}, now rank {rank} of {layout}")
+
+    # ------------------------------------------------------------------ another layout
+
+    def _leave_layout(self, order: ChangeLayout) -> NoReturn:
+        """At an iteration boundary: serve the present arena, from the role in the new layout, or from none."""
+        engine = self._require_engine()
+        former = Former(engine, order)
+        self._tell_saved(self._checkpoints.finish())
+        engine.leave()
+        self._engine = self._model = self._checkpoints = None
+        seat = self._link.member(order.plan)
+        if seat is not None:
+            _Process.former = former
+            self._build_again(seat.rank, order.plan.layout)
+        plan = self._take_over(order, former, None)
+        raise Left(f"epoch {plan.epoch}: {plan.reason}")
+
+    def _take_over(self, order: ChangeLayout, former: Former | None, home: NewHome | None) -> EpochPlan:
+        """Fetch the new layout's slices and serve the old one's, until it is decided. Called off, the script runs
+        again for the role that was left."""
+        plan = Change(self._link, order, former, home).carry_out()
+        if plan.layout == order.plan.layout and (home is None or self._link.member(plan) is not None):
+            if former is not None:
+                former.close()
+            return plan
+        print(f"unicron: the change of layout is called off: {plan.reason}", file=sys.stderr)
+        if former is None:
+            self._build_again(self.rank, self.layout)
+        _Process.back = former
+        return self._build_again(former.rank, former.layout)
+
+    def _account_of(self, engine: Engine) -> Record:
+        """Of state that came from the former layout."""
+        engine.stepper.load_extra(engine.ledger.header.extra())
+        engine.account.state_source = "replica"
+        return engine.ledger.read(self.rank, len(engine.gradients.segments))
+
+    def _go_back(self, engine: Engine) -> Record | None:
+        """To the arena that this process left for a layout that was called off."""
+        former, _Process.back = _Process.back, None
+        if former is None:
+            return None
+        fd = former.take_fd()
+        former.close()
+        refused = _core.ArenaHeader(fd).check(engine.memory.digest, engine.memory.content_bytes)
+        if refused:
+            print(f"unicron: the arena that was left cannot be used: {refused}", file=sys.stderr)
+            os.close(fd)
+            return None
+        return self._adopt(engine, (fd, (), ()), len(engine.gradients.segments))
 
     def _take_arena(self, engine: Engine, plan: EpochPlan) -> Record:
         """Own arena of the role's last holder if there can be a usable one; else a fresh one.
@@ -226,6 +296,9 @@ class Session:
         """
         memory, rank = engine.memory, self.rank
         num_segments = len(engine.gradients.segments)
+        left = self._go_back(engine)
+        if left is not None:
+            return left
         if plan.kind in (PlanKind.REPLACE, PlanKind.RECONNECT, PlanKind.SHRINK):
             fd, grant, gpu_fds = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=True)
             if grant.adopted:
@@ -363,6 +436,11 @@ class Session:
         engine, link = self._require_engine(), self._link
         plan = engine.machine.plan
         assert plan is not None and self._next is not None
+        order = self._order_to_hold(plan)
+        if order is not None:
+            self._leave_layout(order)
+        if link.monitor.newest_epoch() > plan.epoch:
+            return
         self._checkpoints.save_last(self._next - 1, plan.epoch)
         deadline = now_ms() + HOLD_MS_MAX
         while link.monitor.newest_epoch() <= plan.epoch:
@@ -373,6 +451,19 @@ class Session:
             if now_ms() > deadline:
                 raise HeldTooLong(f"saved at iteration {self._next} and neither ended nor freed in {HOLD_MS_MAX} ms")
             time.sleep(HOLD_POLL_S)
+
+    def _order_to_hold(self, plan: EpochPlan) -> ChangeLayout | None:
+        """Others may have heard before us why all hold: another layout, or (None) the task leaves its slots."""
+        link, deadline = self._link, now_ms() + HOLD_MS_MAX
+        while not link.told_to_hold and link.monitor.newest_epoch() <= plan.epoch:
+            if link.change is not None:
+                return link.change
+            link.pulse.advance(int(Stage.SAVE), self._next or 0, -1)
+            link.take_orders()
+            if now_ms() > deadline:
+                raise HeldTooLong(f"all hold at iteration {self._next}, and nobody said why in {HOLD_MS_MAX} ms")
+            time.sleep(HOLD_POLL_S)
+        return None
 
     # ------------------------------------------------------------------ ends
 
@@ -415,13 +506,15 @@ class Session:
         if self._engine is None:
             return
         if self._checkpoints is not None:
-            finished = self._checkpoints.finish()
-            if finished is not None:
-                self._link.send(Saved(self._link.worker, self.rank, finished[0], finished[1]))
+            self._tell_saved(self._checkpoints.finish())
         self._link.pulse.advance(int(Stage.DONE), self._next or 0, -1)
         self._link.send(Finished(self._link.worker, self.rank))
         self._engine.close()
         sys.stdout.flush()
+
+    def _tell_saved(self, finished: tuple[int, str] | None) -> None:
+        if finished is not None:
+            self._link.send(Saved(self._link.worker, self.rank, finished[0], finished[1]))
 
     def _require_engine(self) -> Engine:
         if self._engine is None:

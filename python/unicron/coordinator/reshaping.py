@@ -1,0 +1,227 @@
+"""A running task goes over to another layout (tp, pp, dp, sharding of its optimizer), in memory.
+
+1. Newcomers are started where the layout has more roles than the task has workers; training goes on.
+2. ChangeLayout announces the plan. The members agree by their commit on the iteration after which they hold; there
+   they, and the newcomers, take the state over into new arenas (training/reshard). Each says LayoutReady.
+3. When all of them have it, the plan is journaled and published: from then on the task *has* this layout, and a failure
+   heals in it. Anything before that (a death, a plan for any other reason, a timeout, our own restart) calls it off:
+   the old arenas are whole, and everybody goes back to them.
+
+Rejected: to publish the plan first and move then. A death in the middle would leave neither layout whole.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from unicron.coordinator.journal import AllocationDecided
+from unicron.coordinator.layout_change import LayoutChange, place_layout, seats, slots_for
+from unicron.coordinator.layout_times import estimated_s, refusal_to_reach
+from unicron.coordinator.plans import (
+    Decision,
+    announced,
+    end_leavers,
+    forget_change,
+    joiners_of,
+    publish,
+    publish_plan,
+)
+from unicron.coordinator.state import Purpose, TaskState, node_order
+from unicron.coordinator.step import Step
+from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
+from unicron.coordinator.workers import end_worker, start_workers
+from unicron.messages import ChangeLayout, LayoutReady, Reply
+from unicron.types import Layout, PlanKind
+
+
+def on_reshape(step: Step, request_id: str, name: str, wanted: dict[str, int]) -> None:
+    """A person, or a program, asks for another layout. wanted: tp, pp, dp, and sharded (0 or 1) where it changes."""
+    task = step.state.tasks.get(name)
+    if task is None:
+        error = f"no task {name!r}"
+        step.answer(request_id, Reply(ok=False, error=error), error)
+        return
+    sharded = bool(wanted.get("sharded", task.job.layout.sharded))
+    layout = msgspec.structs.replace(task.job.layout, **{**wanted, "sharded": sharded})
+    placement = place_layout(layout, slots_for(step.state, task)) if layout.world_size > 0 else None
+    error = _refusal(step, task, layout)
+    if not error and placement is None:
+        there = sum(slots_for(step.state, task).values())
+        error = f"the layout needs {layout.world_size} slots, there are {there}: use a smaller one or start more agents"
+    if error or placement is None:
+        step.answer(request_id, Reply(ok=False, error=error), error)
+        return
+    reason = f"asked for: {_words(task.job.layout)} -> {_words(layout)}"
+    task.change = LayoutChange(layout, placement, reason, step.now_ms)
+    step.set_timer("layout", name, step.config.layout_ms_max, "the new layout must be whole in this time")
+    step.touch(task)
+    known = estimated_s(step.state, task, layout)
+    step.answer(request_id, Reply(ok=True, result={"task": name, "estimated_s": known.seconds}), reason)
+
+
+def _refusal(step: Step, task: TaskState, layout: Layout) -> str:
+    if task.phase is not TaskPhase.RUNNING or task.plan is None:
+        return f"task {task.name} is {task.phase.value}: its layout changes while it runs"
+    if task.change is not None:
+        return f"task {task.name} is going over to {_words(task.change.layout)} already"
+    if task.leaving:
+        return f"task {task.name} leaves its slots: {task.leaving}"
+    if step.state.gpu:
+        return "layouts change in memory on CPUs only in this version"
+    return refusal_to_reach(task.job, layout)
+
+
+def _words(layout: Layout) -> str:
+    return f"{layout.tp},{layout.pp},{layout.dp}" + ",sharded" * layout.sharded
+
+
+# ------------------------------------------------------------ the way
+
+
+def settle_change(step: Step, task: TaskState) -> None:
+    change = task.change
+    if change is None or task.plan is None:
+        return
+    if task.leaving or task.finished:
+        call_off(step, task, "the task ends" if task.finished else task.leaving)
+        return
+    if task.phase is not TaskPhase.RUNNING or task.lost or task.reports:
+        return  # a recovery comes first; its plan calls off what was announced (plans.publish)
+    if change.failed:
+        call_off(step, task, change.failed)
+    elif change.plan is None:
+        _maybe_announce(step, task, change)
+    elif gone := sorted(_participants(task, change) - task.workers.keys()):
+        call_off(step, task, f"{', '.join(gone)} took part and is gone")
+    elif change.ready.keys() >= _participants(task, change):
+        _decide(step, task, change)
+
+
+def _members(task: TaskState) -> dict[str, list[str]]:
+    assert task.plan is not None
+    found: dict[str, list[str]] = {}
+    for member in task.plan.members:
+        found.setdefault(member.node, []).append(member.worker)
+    return found
+
+
+def _participants(task: TaskState, change: LayoutChange) -> set[str]:
+    assert task.plan is not None and change.plan is not None
+    return {m.worker for m in (*task.plan.members, *change.plan.members)}
+
+
+def _maybe_announce(step: Step, task: TaskState, change: LayoutChange) -> None:
+    """As soon as everybody who joins is ready, and every node hears."""
+    taken, missing = seats(change, _members(task))
+    joiners = joiners_of(task)
+    for rank, worker in joiners.items():
+        if missing.get(rank) != worker.node:
+            end_worker(step, task, worker, "another layout is coming: it is built for the present one")
+    wanted = [(node, rank, Purpose.JOINER) for rank, node in missing.items() if rank not in joiners]
+    if wanted:
+        start_workers(step, task, wanted, change.reason, layout=change.layout)
+        return
+    nodes = {*task.nodes(), *change.placement.values()}
+    if any(step.state.nodes[name].phase is not NodePhase.UP for name in nodes):
+        return
+    if not all(worker.phase is WorkerPhase.READY for worker in joiners.values()):
+        return
+    members = taken | {rank: joiners[rank].name for rank in missing}
+    ranks = sorted(members)
+    decision = Decision(PlanKind.RESHAPE, members, ranks, (), change.reason)
+    change.plan = announced(step, task, decision, change.layout)
+    change.begun_ms = step.now_ms
+    tell(step, task)
+
+
+def tell(step: Step, task: TaskState, only: str = "") -> None:
+    """Told again to a node that comes back: an agent passes it on, and a worker takes it once."""
+    change = task.change
+    if change is None or change.plan is None or task.plan is None:
+        return
+    order = ChangeLayout(task.name, task.plan, change.plan, change.reason)
+    for node in [only] if only else sorted({*task.nodes(), *change.placement.values()}, key=node_order):
+        step.send(node, order, change.reason)
+
+
+def on_layout_ready(step: Step, task: TaskState, body: LayoutReady) -> None:
+    change = task.change
+    if body.epoch <= task.epoch:
+        step.refuse("stale_epoch", f"layout of epoch {body.epoch}, now {task.epoch}")
+        return
+    if change is None or change.plan is None or change.plan.epoch != body.epoch:
+        # A former coordinator announced it: they hold, and nobody will ever say that all are ready.
+        if task.phase is TaskPhase.RUNNING and not task.lost:
+            task.epoch_floor = max(task.epoch_floor, body.epoch)
+            _send_back(step, task, "a change of layout that a former coordinator announced is called off")
+        return
+    if body.error:
+        change.failed = f"{body.worker}: {body.error}"
+    change.ready[body.worker] = body
+    task.iteration = max(task.iteration, body.iteration)
+    step.touch(task)
+
+
+def _decide(step: Step, task: TaskState, change: LayoutChange) -> None:
+    """Everybody has it: journaled, and the former layout's arenas go."""
+    former, plan = task.plan, change.plan
+    assert former is not None and plan is not None
+    if len({(r.iteration, r.digest) for r in change.ready.values()}) != 1:
+        call_off(step, task, "the participants do not agree on what they have")
+        return
+    task.change = None
+    step.cancel_timer("layout", task.name, "everybody has the new layout")
+    targets = {**step.state.allocation.targets, task.name: dict(change.placement)}
+    step.write(AllocationDecided(msgspec.structs.replace(step.state.allocation, targets=targets)), change.reason)
+    kept = {m.worker for m in plan.members}
+    for worker in list(task.workers.values()):
+        if worker.name not in kept and task.role_of(worker.name) is None:
+            end_worker(step, task, worker, "built for the former layout")
+    publish_plan(step, task, plan, change.reason)
+    task.decided_ms = change.begun_ms
+    end_leavers(step, task, former)
+    note_move(task, former.layout, change, step.now_ms)
+
+
+def note_move(task: TaskState, former: Layout, change: LayoutChange, now_ms: float) -> None:
+    """For people and for the planner: what it cost."""
+    one = next(iter(change.ready.values()))
+    parts = {part for ready in change.ready.values() for part in ready.seconds}
+    task.moves.append(
+        {
+            "epoch": one.epoch, "iteration": one.iteration, "from": _words(former), "to": _words(change.layout),
+            "digest": one.digest, "tensors": one.num_tensors, "state_bytes": one.state_bytes,
+            "bytes_own": one.bytes_own, "bytes_node": one.bytes_node, "bytes_cross": one.bytes_cross,
+            "held_s": (now_ms - change.begun_ms) / 1000,
+            "parts_s": {p: max(r.seconds.get(p, 0.0) for r in change.ready.values()) for p in sorted(parts)},
+        }
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------ called off
+
+
+def call_off(step: Step, task: TaskState, reason: str) -> None:
+    """Whoever holds goes back to the present layout; newcomers are not needed."""
+    change = task.change
+    if change is None:
+        return
+    if change.plan is None or task.finished:
+        forget_change(step, task, reason)
+        return
+    change.failed = change.failed or reason
+    if task.phase is TaskPhase.RUNNING and not task.lost:
+        _send_back(step, task, change.failed)  # publishing it forgets the change
+    # Else a recovery's plan does so, or, when it ends without one, the next step.
+
+
+def _send_back(step: Step, task: TaskState, reason: str) -> None:
+    assert task.plan is not None
+    members = {m.rank: m.worker for m in task.plan.members}
+    publish(step, task, Decision(PlanKind.RECONNECT, members, tuple(members), (), reason))
+
+
+def on_layout_timeout(step: Step, task: TaskState) -> None:
+    seconds = step.config.layout_ms_max / 1000
+    call_off(step, task, f"the new layout was not whole within {seconds:g} s")
+    step.touch(task)
