@@ -47,7 +47,7 @@ def test_a_suspicion_needs_all_others_waiting_and_a_sleeping_process(cpu: Cpu, e
 
 @pytest.mark.parametrize(("cpu", "one_waits", "ends"), [
     (Cpu.BUSY, False, False), (Cpu.UNKNOWN, False, False), (Cpu.STARVED, False, False),
-    (Cpu.IDLE, False, True), (Cpu.BUSY, True, True), (Cpu.UNKNOWN, True, True),
+    (Cpu.IDLE, False, True), (Cpu.BUSY, True, True), (Cpu.UNKNOWN, True, True), (Cpu.STARVED, True, False),
 ])  # fmt: skip
 def test_sure_needs_a_second_signal_still(cpu: Cpu, one_waits: bool, ends: bool) -> None:
     driver, workers = cluster()
@@ -62,6 +62,18 @@ def test_a_lonely_one_that_computes_is_given_twice_its_budget() -> None:
     driver.stalled(workers[1], waiting=False, cpu=Cpu.BUSY)
     driver.fire(f"stall/{workers[1]}")
     assert ended(driver) == [workers[1]]
+
+
+def test_one_that_had_no_processor_is_ended_after_many_budgets_though_others_wait() -> None:
+    """Found by the soak: on a machine loaded to many times its cores a rank was ended for its neighbours' load."""
+    driver, workers = cluster()
+    driver.stalled(workers[0], waiting=True, is_sure=False)
+    driver.stalled(workers[1], waiting=False, cpu=Cpu.STARVED)
+    fired = 0
+    while not ended(driver) and fired < 20:
+        driver.fire(f"stall/{workers[1]}")
+        fired += 1
+    assert ended(driver) == [workers[1]] and 5 <= fired <= 8
 
 
 def test_all_that_wait_are_an_answer_only_when_all_are_sure() -> None:

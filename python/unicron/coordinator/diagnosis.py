@@ -14,6 +14,8 @@ from unicron.coordinator.state import TaskState, WorkerState
 from unicron.messages import CollectiveFailed, ExceptionRaised, WorkerLost
 from unicron.types import Cpu, Method, Rank, Stage
 
+STARVED_BUDGETS = 8  # of one that had no processor, before its clock alone is enough
+
 
 def signature_of(lost: WorkerLost, exception: ExceptionRaised | None) -> str:
     """What may not come back at the same place; '' when the cause says nothing about the code."""
@@ -85,13 +87,15 @@ def _second_signal(task: TaskState, worker: WorkerState, waiting: set[str]) -> s
         return f"nothing of it runs, and all {len(others)} others wait"
     if not stalled.is_sure:
         return ""
-    if any(name in waiting for name in others):
+    is_starved = stalled.cpu is Cpu.STARVED  # it wanted to run: that all wait for it is the machine's doing
+    if any(name in waiting for name in others) and not is_starved:
         return f"{sum(name in waiting for name in others)} of {len(others)} others wait"
     if sleeps:
         return "nothing of it runs"
     if worker.thread_exception is not None:
         return f"{worker.thread_exception.type} ended its thread {worker.thread_exception.thread}"
-    return "for twice its budget" if stalled.stalled_ms >= 2 * stalled.budget_ms else ""
+    factor = STARVED_BUDGETS if is_starved else 2
+    return f"for {factor} times its budget" if stalled.stalled_ms >= factor * stalled.budget_ms else ""
 
 
 def deaf_to_plan(task: TaskState) -> list[WorkerState]:

@@ -26,7 +26,7 @@ from unicron.messages import (
     WorkerStopped,
     WorkerUnkillable,
 )
-from unicron.types import Method, Outcome, Severity
+from unicron.types import Cpu, Method, Outcome, Severity
 
 # A node that missed a plan tells again, right behind its hello, who stood still; who still does is told afresh later,
 # as nothing shorter than this is a stall.
@@ -224,4 +224,7 @@ def on_stall_timer(step: Step, task: TaskState, worker: WorkerState) -> None:
         return
     grown_ms = worker.stalled.stalled_ms + step.now_ms - worker.stalled_ms
     worker.stalled = msgspec.structs.replace(worker.stalled, stalled_ms=grown_ms)
+    worker.stalled_ms = step.now_ms
+    if worker.stalled.cpu is Cpu.STARVED:  # its clock alone is enough only after several budgets
+        step.set_timer("stall", worker.name, worker.stalled.budget_ms, "it had no processor")
     step.touch(task)
