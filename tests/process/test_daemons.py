@@ -18,9 +18,11 @@ from unicron.messages import (
     MESSAGE_BYTES_MAX,
     AgentHeartbeat,
     AgentHello,
+    EndWorker,
     Reply,
     Request,
     WorkerHello,
+    WorkerStatus,
     decode,
     encode,
 )
@@ -31,6 +33,7 @@ from unicron.runtime.coordinator_settings import CoordinatorSettings
 from unicron.runtime.local_cluster import LocalCluster
 from unicron.runtime.store_client import process_context
 from unicron.runtime.zap import call_curve
+from unicron.types import Stage
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -118,6 +121,13 @@ def test_an_older_life_of_a_node_does_not_get_its_line(cluster: LocalCluster, tm
     task = cluster.submit(plain_job("t", tmp_path, iterations=50))  # its orders reach the node's own agent
     eventually(lambda: cluster.task(task)["phase"] == "done")
     assert not ghost.poll(0)
+    # Workers of it hold no role any more, and one that needs no peer would train on alone.
+    status = WorkerStatus("t", "n0.w0", 0, 1, 0, False, True, 1, Stage.COMPUTE, 5)
+    ghost.send(encode(AgentHeartbeat("n0", 0, 1, (status,))))
+    assert ghost.poll(5000)
+    order = decode(ghost.recv())
+    assert isinstance(order, EndWorker) and (order.task, order.worker) == ("t", "n0.w0")
+    assert "began anew" in order.reason
     ghost.close(0)
 
 

@@ -14,7 +14,7 @@ from unicron.healing import actions as do
 from unicron.healing import events as healing_on
 from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, Record
-from unicron.messages import AgentHello, AgentWelcome, EndWorker, FinishUnderstudies, PublishEpoch, StopTask
+from unicron.messages import AgentHello, AgentWelcome, EndWorker, FinishUnderstudies, PublishEpoch, StateLost, StopTask
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
@@ -191,3 +191,35 @@ def test_who_waited_for_a_plan_that_was_lost_is_no_new_hang() -> None:
     for name in ("n0.w0", "n1.w0"):
         driver.stalled(name, waiting=True, stalled_ms=2_000.0)
     assert driver.task.epoch == 2, "who still waits is freed"
+
+
+def test_a_member_that_never_saw_the_start_meets_the_rest_of_its_replica() -> None:
+    """Seed 206: another replica's node was lost while the task started. One member of the whole replica had taken its
+    role by the START, which nobody had finished, the other by the plan after it, which did not touch them: one waited
+    inside the replica and one at the meeting, until every member was seen to wait."""
+    layout = Layout(tp=2, dp=2, num_micro_batches=4)
+    members = tuple(Member(rank, f"n{layout.replica_of(rank)}", f"w{rank}") for rank in range(layout.world_size))
+    start = EpochPlan("t", 1, PlanKind.START, layout, (0, 1), members)
+    gone = (2, 3)
+    left = tuple(member for member in members if member.rank not in gone)
+    shrink = EpochPlan("t", 2, PlanKind.SHRINK, layout, (0,), left, gone)
+    early, late = HealingMachine(0, layout, 1), HealingMachine(1, layout, 1)
+    early.step(healing_on.Joined(start, Record(0, 0, Stage.STARTING, num_segments=1)))
+    early.step(healing_on.PlanArrived(shrink))
+    (one,) = early.step(healing_on.Broken(True, "a newer epoch", -1))
+    (other,) = late.step(healing_on.Joined(shrink, Record(1, 0, Stage.STARTING, has_state=False, num_segments=1)))
+    assert isinstance(one, do.ExchangeInside) and isinstance(other, do.ExchangeInside)
+    assert one.plan == other.plan == shrink
+
+
+def test_a_task_that_was_told_to_leave_and_cannot_go_on_leaves() -> None:
+    """Seed 206: it had committed nothing when its members said that their state was lost, and all were to start again;
+    they had been told to save and leave, and nothing bounded that any more."""
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1, config=CONFIG, checkpoint_dir="/ckpt")
+    driver.feed(on.SuspendRequested("s", "t"))
+    assert driver.task.leaving
+    driver.says(StateLost("n0.w0", 0, driver.task.epoch, 0, (0,)))
+    assert not driver.task.leaving
+    for worker in list(driver.task.workers):
+        driver.lost(worker, "ended")
+    assert driver.task.phase is TaskPhase.SUSPENDED

@@ -16,7 +16,7 @@ from unicron.coordinator.journal import NodeDeclaredLost, NodeJoined
 from unicron.coordinator.lifecycle import tell_over
 from unicron.coordinator.reshaping import tell as tell_change
 from unicron.coordinator.slowness import note_pace
-from unicron.coordinator.state import Hearing, NodeState, TaskState
+from unicron.coordinator.state import Hearing, NodeState, State, TaskState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.coordinator.workers import forget_worker, incident_of, is_member, note_status
@@ -53,6 +53,16 @@ def on_hello(step: Step, name: str, hello: AgentHello) -> None:
             task.joins.clear()
         if not task.is_over or task.nodes():
             step.touch(task)
+
+
+def turned_away(state: State, message: AgentHello | AgentHeartbeat) -> tuple[EndWorker, ...]:
+    """What an older life of a node is told that speaks after a newer one joined (its machine stood still meanwhile):
+    its workers hold no role any more, and one that needs no peer would train on alone. () for the present life."""
+    known = state.nodes.get(message.node)
+    if known is None or message.incarnation >= known.incarnation:
+        return ()
+    reason = f"{message.node} began anew as incarnation {known.incarnation}, this is {message.incarnation}"
+    return tuple(EndWorker(status.task, status.worker, reason) for status in message.workers)
 
 
 def _reconcile(step: Step, name: str, hello: AgentHello) -> None:

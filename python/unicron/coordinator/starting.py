@@ -165,6 +165,9 @@ def restart_all(step: Step, task: TaskState, reason: str) -> None:
     if nothing_to_restore(task):
         stop_task(step, task, f"{reason}; {task.iteration} iterations and no checkpoint to return to")
         return
+    if task.leaving:  # its slots are wanted elsewhere: it begins again where and when it has some
+        wait_for_slots(step, task, f"{task.leaving}; {reason}")
+        return
     step.write(TaskRestarted(task.name, task.restart_count + 1, reason), reason)
     task.move("restarting")
     for kind in ("diagnose", "ready", "join", "joiner", "heal", "understudy", "leave", "layout"):

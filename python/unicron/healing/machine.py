@@ -514,6 +514,10 @@ class HealingMachine:
     def _touched(self) -> tuple[Rank, ...]:
         """Ranks of my replica touched by pending plans and not mended yet."""
         mine = set(self.layout.replica_ranks(self.replica))
+        if (
+            not self._inside_done
+        ):  # nobody in it has groups yet: a member that did not see the START cannot be passed over
+            return tuple(sorted(mine))
         new = [p for p in self.pending if p.epoch > self._inside_done]
         return tuple(sorted({t for p in new for t in _new_or_ended(p) if t in mine}))
 

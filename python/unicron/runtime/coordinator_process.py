@@ -47,6 +47,7 @@ from unicron.coordinator.events import (
 )
 from unicron.coordinator.journal import JournalUnreadable, NodeDeclaredLost, decode_entry, encode_entry
 from unicron.coordinator.machine import CoordinatorMachine
+from unicron.coordinator.nodes import turned_away
 from unicron.coordinator.state import Hearing
 from unicron.messages import (
     MESSAGE_BYTES_MAX,
@@ -334,6 +335,7 @@ class CoordinatorProcess:
             log.warning("refused: hello of %s with the key of %s", message.node, caller.node)
         elif role == "agent" and isinstance(message, AgentHello) and self._is_of_older_life(message):
             # Refused by name. The node's line stays that of its newer life, which would never say hello again.
+            self._turn_away(identity, message)
             self._step(AgentMessage(message.node, message))
         elif role == "agent" and isinstance(message, AgentHello):
             # What the monitor knows so far is older than this hello: read it first, lest the end of
@@ -350,6 +352,8 @@ class CoordinatorProcess:
         elif role == "agent" and isinstance(message, AgentSays):
             node = self._peers.node_of(identity)
             if node is None:
+                if isinstance(message, AgentHeartbeat):
+                    self._turn_away(identity, message)
                 log.warning("refused: %s of a connection without hello", type(message).__name__)
                 return
             self._heard_ms[node] = self._now_ms()
@@ -367,6 +371,11 @@ class CoordinatorProcess:
         """Its machine stood still, and meanwhile the node began anew."""
         known = self._machine.state.nodes.get(hello.node)
         return known is not None and hello.incarnation < known.incarnation
+
+    def _turn_away(self, identity: bytes, message: AgentHello | AgentHeartbeat) -> None:
+        for order in turned_away(self._machine.state, message):
+            log.warning("%s ends: %s", order.worker, order.reason)
+            self._send(identity, order)
 
     def _expect_beats(self, hello: AgentHello) -> None:
         """If the machine took it."""

@@ -17,7 +17,8 @@ from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.journal import JournalUnreadable, decode_entry, encode_entry
 from unicron.coordinator.machine import CoordinatorMachine
-from unicron.messages import AgentHello
+from unicron.coordinator.nodes import turned_away
+from unicron.messages import AgentHeartbeat, AgentHello
 from unicron.sim import plants
 from unicron.sim.clocks import Timers
 from unicron.sim.disk import Disk, DiskFull
@@ -182,9 +183,20 @@ class CoordinatorHost:
         if isinstance(message, AgentHello):
             if known is None or message.incarnation >= known.incarnation or self.plant == "old-line":
                 self.lines[node] = connection
+            else:
+                self._turn_away(connection, message)
         elif self.lines.get(node) is not connection:
+            if isinstance(message, AgentHeartbeat):
+                self._turn_away(connection, message)
             return
         self._take(on.AgentMessage(node, message))
+
+    def _turn_away(self, connection: Connection, message: AgentHello | AgentHeartbeat) -> None:
+        """runtime/coordinator_process.py"""
+        term, life = self.machine.state.term, self.life
+        for order in turned_away(self.machine.state, message):
+            self.world.count("turned_away")
+            connection.send("down", lambda m: connection.agent.hear_order(CoordinatorMessage(m), term, life), order)
 
     def line_ended(self, node: str, connection: Connection) -> None:
         def learn() -> None:
