@@ -47,7 +47,8 @@ define make_venv
 	@echo "setting up $(1) with $(2) ($$($(2) --version))"
 	@test -x $(1)/bin/python || $(2) -m venv $(1) \
 	  || { rm -rf $(1); echo "cannot make a venv: install the package python3-venv"; exit 1; }
-	$(1)/bin/python -m pip install --quiet -r \
+	@echo "installing what is pinned in requirements/ (torch for CPUs among it: 1.8 GB on the disk, minutes)"
+	@$(1)/bin/python -m pip install --quiet -r \
 	  requirements/py$$($(1)/bin/python -c 'import sys; print("311" if sys.version_info < (3, 12) else "312")').txt
 	@touch $@
 endef
@@ -55,7 +56,8 @@ endef
 # $(call build,folder): the package in place, so that only a change of the core builds again.
 define build
 	@command -v c++ >/dev/null || { echo "no C++ compiler: install g++ (9 or later) or clang"; exit 1; }
-	PATH="$(CURDIR)/$(1)/bin:$$PATH" $(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@echo "compiling the C++ core, and installing unicron in place (about three minutes on two cores)"
+	@PATH="$(CURDIR)/$(1)/bin:$$PATH" $(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 endef
 

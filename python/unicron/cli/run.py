@@ -79,7 +79,7 @@ def main(
         managed=is_managed,
         understudies=(understudies if understudies >= 0 else 1) if is_managed else 0,
         stopped_grace_ms=round(stopped_grace * 1000),
-        checkpoint_dir=absolute(checkpoint_dir),
+        checkpoint_dir=_checkpoint_dir(checkpoint_dir, checkpoint_every),
         checkpoint_every=checkpoint_every,
         restart_max=max_restarts,
         observe_only=observe_only,
@@ -114,6 +114,14 @@ def _layout(layout: Layout, optimizer: str, *, exact: bool, buddy: bool) -> Layo
             "--buddy copies shards of a distributed optimizer, and needs --optimizer distributed and dp > 1", 2
         )
     return msgspec.structs.replace(layout, sharded=optimizer == "distributed", exact=exact, buddy=buddy)
+
+
+def _checkpoint_dir(folder: str, every: int) -> str:
+    from unicron.runtime.job_file import absolute
+
+    if every and not folder:
+        raise Problem(f"--checkpoint-every {every}, and no --checkpoint-dir to write to", 2)
+    return absolute(folder)
 
 
 def _slots(text: str) -> int:

@@ -84,6 +84,7 @@ class Run:
         try:
             view.say("starting")
             cluster.start()
+            view.say(f"from elsewhere: unicron ps --coordinator {cluster.address} --keys {cluster.directory}/keys")
             result = run_task(cluster, self.job, watch(view))
         except ClusterProblem as problem:
             raise Problem(str(problem)) from None

@@ -164,7 +164,7 @@ def _decide(step: Step, task: TaskState, refills: Refills) -> None:
     if task.state_lost:
         kind = PlanKind.RESTORE
         if task.checkpoint is None:
-            stop_task(step, task, f"{task.state_lost}; no checkpoint to return to")
+            stop_task(step, task, f"{_raised(step, task)}{task.state_lost}; no checkpoint to return to")
             return
     elif refills.leaving:
         kind = PlanKind.SHRINK
@@ -180,6 +180,12 @@ def _decide(step: Step, task: TaskState, refills: Refills) -> None:
     reason = _reason(task, kind, refills)
     publish(step, task, Decision(kind, members, touched, refills.heirs, reason))
     end_leavers(step, task, former)
+
+
+def _raised(step: Step, task: TaskState) -> str:
+    """What the script raised before its state was lost: the cause of the cause, which a person wants to read first."""
+    raised = [i for i in step.state.open_incidents(task.name) if i.method is Method.EXCEPTION and i.text]
+    return f"rank {raised[0].rank} raised {raised[0].text}; then " if raised else ""
 
 
 def _reason(task: TaskState, kind: PlanKind, refills: Refills) -> str:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from socket import create_connection
 from typing import Any, Self
 
 import zmq
@@ -18,6 +19,7 @@ from unicron.runtime.store_client import process_context
 from unicron.runtime.zap import call_curve
 
 ANSWER_MS_MAX = 10_000
+CONNECT_S_MAX = 0.5
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 DEFAULT_KEYS = "keys"
 LOCAL_PREFIX = "unicron-"  # of a local cluster's directory, in the folder for temporary files
@@ -119,11 +121,12 @@ def from_environment(address: str = "", key_directory: str = "") -> CoordinatorC
 
 
 def _local_cluster() -> tuple[str, str]:
-    """(address, key directory) of the only `unicron run` of this user; ('', '') when there is none."""
+    """(address, key directory) of the only `unicron run` of this user; ('', '') when there is none. Who was killed so
+    hard that its folder stayed does not count."""
     found = [
         path
         for path in Path(tempfile.gettempdir()).glob(f"{LOCAL_PREFIX}*/{ADDRESS_FILE}")
-        if path.stat().st_uid == os.getuid()
+        if path.stat().st_uid == os.getuid() and _listens(path.read_text())
     ]
     if len(found) > 1:
         choices = ", ".join(f"{path.parent}/keys for {path.read_text()}" for path in sorted(found))
@@ -131,3 +134,12 @@ def _local_cluster() -> tuple[str, str]:
     if not found:
         return "", ""
     return found[0].read_text(), str(found[0].parent / "keys")
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        with create_connection((host, int(port)), timeout=CONNECT_S_MAX):
+            return True
+    except (OSError, ValueError):
+        return False

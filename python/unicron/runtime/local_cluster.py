@@ -311,6 +311,11 @@ class LocalCluster:
         """tp, pp, dp, sharded: of the layout that it shall go over to."""
         return dict(self.ask("reshape", task=task, layout=layout))
 
+    @property
+    def address(self) -> str:
+        """host:port of the coordinator, for other programs' --coordinator."""
+        return self._address
+
     def cancel(self, task: str) -> None:
         self.ask("cancel", task=task)
 
