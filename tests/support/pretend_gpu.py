@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -73,10 +73,8 @@ class Groups(nccl_groups.NcclGroups):
 
 
 class Memory(memory.StateMemory):
-    def __init__(
-        self, model: Any, optimizer: Any, staging_bytes: int, undo_bytes: int, pool: Any, exact: Sequence[int] = ()
-    ) -> None:
-        super().__init__(model, optimizer, staging_bytes, undo_bytes, None, exact)
+    def __init__(self, model: Any, optimizer: Any, staging_bytes: int, undo_bytes: int, pool: Any, *more: Any) -> None:
+        super().__init__(model, optimizer, staging_bytes, undo_bytes, None, *more)
         self.pool = self._pretended = pool
 
     def adopt(self, fd: int, gpu_fds: tuple[int, ...] = (), sizes: tuple[int, ...] = ()) -> None:

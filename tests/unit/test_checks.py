@@ -210,7 +210,7 @@ def test_disk(tmp_path: Path) -> None:
 
 def test_gpu_checks_say_why_they_cannot_look(tmp_path: Path) -> None:
     if any(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*")):
-        pytest.skip("there are GPUs here: tests/gpu/test_checks.py looks at them")
+        pytest.skip("there are GPUs here: tests/gpu/test_hardware_checks.py looks at them")
     for check in known_checks().values():
         if check.name.startswith("gpu_"):
             result = look_with(check, Look(tmp_path))

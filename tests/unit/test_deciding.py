@@ -209,7 +209,8 @@ def test_impossible_wishes_are_refused() -> None:
 
 
 def test_what_was_measured_replaces_what_was_stated() -> None:
-    job = Job("t", ("x",), Layout(dp=4, num_micro_batches=4), throughput={n: n * 1e12 for n in (1, 2, 3, 4)})
+    layout = Layout(dp=4, num_micro_batches=4)
+    job = Job("t", ("x",), layout, throughput={n: n * 1e12 for n in (1, 2, 3, 4)}, replicas_min=1)
     task = TaskState("t", msgspec.structs.replace(job, iteration_flop=4e12))
     assert throughput_of(task, 2) == 2e12
     task.measured_s = {2: 4.0}
@@ -221,6 +222,12 @@ def test_what_was_measured_replaces_what_was_stated() -> None:
     assert throughput_of(task, 4) == 4e12
     unknown = TaskState("t", msgspec.structs.replace(job, throughput={}), measured_s={1: 2.0, 2: 1.5})
     assert throughput_of(unknown, 2) / throughput_of(unknown, 1) == pytest.approx(2.0 / 1.5)
+
+
+def test_a_task_that_names_no_least_width_wants_all_of_it_back() -> None:
+    """Two replicas on one busy machine were no faster than one: after a node's return it stayed as narrow as it was."""
+    task = TaskState("t", Job("t", ("x",), Layout(dp=2, num_micro_batches=4)), measured_s={1: 1.0, 2: 1.1})
+    assert throughput_of(task, 2) == pytest.approx(2 * throughput_of(task, 1))
 
 
 def test_speed_is_read_from_heartbeats() -> None:

@@ -37,6 +37,9 @@ def throughput_of(task: TaskState, replicas: int) -> float:
     if not job.measured or not task.measured_s:
         return _stated(task, replicas)
     rates = {width: _rate(task, width) for width in task.measured_s}
+    if not job.replicas_min:  # it wants all of its layout back, also where fewer were no slower
+        widest = max(rates)
+        return _stated(task, replicas) * rates[widest] / _stated(task, widest)
     if replicas in rates:
         return rates[replicas]
     nearest = min(rates, key=lambda width: (abs(width - replicas), width))
