@@ -75,7 +75,8 @@ def test_a_job(tmp_path: Path) -> None:
         ("restart: {grace_s: -3}", "restart.grace_s is -3.0"),
         ("checkpoint: {every: 3}", "checkpoint.every without checkpoint.dir"),
         ("name: a/b", "name 'a/b'"),
-        ("backup: {every: 2}", "use checkpoint"),
+        ("backup: {every: 2}", "say sync: true"),
+        ("backup: {sync: true}", "layout.optimizer must be distributed"),
         ("global_batch: 15", "no multiple"),
         ("workers: {min: 8, max: 16}", "outside 8"),
         ("layouts: [{tp: 1}, {tp: 2}]", "give layout or layouts, not both"),
@@ -92,6 +93,14 @@ def test_a_job_that_cannot_be(tmp_path: Path, change: str, text: str) -> None:
         load_job(path)
     assert text in str(caught.value) and str(path) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_shards_have_buddies_when_the_job_says_so(tmp_path: Path) -> None:
+    text = "name: t\ncommand: [x]\nlayout: {dp: 2, optimizer: distributed}\nbackup: {sync: true}\n"
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    layout = load_job(path)["layout"]
+    assert layout["sharded"] and layout["buddy"]
 
 
 WIDE = """

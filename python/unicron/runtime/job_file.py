@@ -1,7 +1,7 @@
 """JOB.yaml as people write it, into what the coordinator admits.
 
-The fields are those of INTERFACES.md. What this version does not do (other recoveries, backups, bounds of
-single waits) is refused by name where it would be ignored. T(t, x) is made in job_throughput.py.
+The fields are those of INTERFACES.md. What this version does not do (other recoveries, copies every N iterations) is
+refused by name where it would be ignored. T(t, x) is made in job_throughput.py.
 """
 
 from __future__ import annotations
@@ -89,7 +89,6 @@ class JobFile(msgspec.Struct, forbid_unknown_fields=True):
 # field -> (the value that says what happens anyway, what happens)
 NOT_YET: dict[str, tuple[Any, str]] = {
     "recovery": ("in-order", "recovery is in-order"),
-    "backup": (BackupFields(), "there are no buddy copies: use checkpoint"),
 }
 
 
@@ -112,7 +111,7 @@ def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
     _refuse_numbers(file)
     checkpoint_dir = file.checkpoint.dir
     layout, least, unit = _widths(file, gpu)
-    layout = msgspec.structs.replace(layout, exact=file.exact)
+    layout = msgspec.structs.replace(layout, exact=file.exact, buddy=_has_buddies(file.backup, layout))
     others = tuple(
         msgspec.structs.replace(layout_of(fields), num_micro_batches=layout.num_micro_batches, exact=file.exact)
         for fields in _listed(file)
@@ -148,6 +147,18 @@ def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
     if why := refusal_of(job):
         raise FileProblem(why)
     return job
+
+
+def _has_buddies(backup: BackupFields, layout: Layout) -> bool:
+    """Copies of what has no replica, renewed by every step (training/buddies.py)."""
+    if backup.every and not backup.sync:
+        raise FileProblem("backup: copies every N iterations are not there yet: say sync: true, without every")
+    if backup.sync and (not layout.sharded or layout.dp < 2):
+        raise FileProblem(
+            "backup: what is copied are the shards of a distributed optimizer: layout.optimizer must be distributed, "
+            "and dp at least 2"
+        )
+    return backup.sync
 
 
 def _budgets(fields: TimeoutFields) -> Budgets:
