@@ -80,7 +80,7 @@ from unicron.runtime.arena_keeper import ArenaKeeper
 from unicron.runtime.beats import AgentBeats
 from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.coordinator_link import CoordinatorLink, endpoints_of
-from unicron.runtime.ending import Ending, rise
+from unicron.runtime.ending import Ending, rise, settle
 from unicron.runtime.files import write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
 from unicron.runtime.hardware import HardwareWatch
@@ -178,9 +178,10 @@ class AgentProcess:
         self._machine = AgentMachine(config)
         self._pulses = Pulses(config.workers_max)
         self._arenas = ArenaKeeper()
+        self._coordinator = CoordinatorLink(self._context, endpoints_of(settings.coordinator), servers, own)
+        settle()  # what is left to start are programs
         self._hardware = HardwareWatch(directory, checks=settings.checks)
         self._post_mortem = PostMortem()
-        self._coordinator = CoordinatorLink(self._context, endpoints_of(settings.coordinator), servers, own)
         self._exposition: Exposition | None = None
         if settings.metrics:
             try:

@@ -66,7 +66,7 @@ from unicron.runtime import keys, requests
 from unicron.runtime.beats import BeatDesk
 from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.coordinator_settings import CoordinatorSettings
-from unicron.runtime.ending import Ending
+from unicron.runtime.ending import Ending, settle
 from unicron.runtime.journal_problem import JournalProblem, LeadershipLost
 from unicron.runtime.keyring import Caller, Callers, KeyRing
 from unicron.runtime.peers import Peers
@@ -187,6 +187,7 @@ class CoordinatorProcess:
         try:
             self._begin()
             # Beside the loop: half a second of patterns that the first failure should not have to wait for.
+            settle()
             threading.Thread(target=diagnosis.warm_up, name="unicron-warm", daemon=True).start()
             while not self._ending.reason:
                 self._turn()

@@ -13,9 +13,21 @@ NICE = -10  # who decides must run although every core is busy with training
 
 
 def rise() -> None:
-    """Run before the workers, where that is permitted. What is started later inherits it: start it before."""
+    """Run before the workers, where that is permitted: a daemon that decides works for a fraction of a millisecond, and
+    must not wait for a busy core's next turn first. Niceness alone says nothing between sessions (sched_autogroup), so
+    it is a real-time priority, the lowest one. Threads made later inherit it; after `settle` nothing does any more.
+    """
     with contextlib.suppress(OSError):
         os.nice(NICE)
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+
+
+def settle() -> None:
+    """The calling thread keeps what `rise` gave it, and what it starts from here on begins as any other process."""
+    with contextlib.suppress(OSError):
+        if os.sched_getscheduler(0) == os.SCHED_RR:
+            least = os.sched_param(os.sched_get_priority_min(os.SCHED_RR))
+            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, least)
 
 
 class Ending:

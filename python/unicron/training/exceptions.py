@@ -34,9 +34,15 @@ def describe(error: BaseException) -> Described:
         stack = carried["stack"]
         kind = carried.groupdict().get("type") or _last_type(stack)
         return Described((kind or type(error).__name__).rpartition(".")[2], text, _place(stack))
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        where = f"{frame.f_code.co_filename}:{line}"
     return Described(type(error).__name__, text, where)
+
+
+def warm_up() -> None:
+    """Reads the source lines of the frames we are in: the first traceback would otherwise wait for the disk."""
+    traceback.format_stack()
 
 
 def _place(stack: str) -> str:

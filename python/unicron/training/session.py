@@ -30,7 +30,7 @@ from unicron.healing import events as on
 from unicron.healing.record import Record
 from unicron.messages import ChangeLayout, ExceptionRaised, Finished, Saved, WorkerReady
 from unicron.training import data as data_module
-from unicron.training import gpu, gradients, megatron_cpu
+from unicron.training import exceptions, gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
 from unicron.training.buddies import buddy_bytes
 from unicron.training.chunks import Chunks
@@ -357,6 +357,8 @@ class Session:
         engine = self._require_engine()
         if iteration != self._next:
             raise ValueError(f"train_step({iteration}): session.iterations() is at {self._next}")
+        if engine.forward_step is None:
+            exceptions.warm_up()
         engine.forward_step = forward_step
         engine.dataset = data_module.addressed(dataset, self.layout.micro_batch, self.layout.num_micro_batches)
         try:
