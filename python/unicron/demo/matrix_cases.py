@@ -6,7 +6,7 @@ DESIGN 5: micro-batches computed again in shares of one replica, no iteration, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unicron.demo.runner import layout_of
 from unicron.demo.scenarios import Act, Expect, Fault, Scenario, middle, share
@@ -168,33 +168,24 @@ RETURN = (
 def return_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
     """The node of one replica dies at the case's point; when it is back, its heirs take their shards from buddies."""
     (fault,) = case.faults(layout, turn)
-    at = Fault(fault.rank, fault.fault, SHRINK_ITERATION, fault.point, fault.micro_batch)
-    return Scenario(
-        f"return-{case.name}",
-        f"a node dies at {case.point}, and comes back empty",
-        Expect(
-            "healed",
-            severities=("SEV1",),
-            replaced=None,
-            incidents_max=layout.replica_size + 1,
-            recomputed_replicas=case.shares_of(layout),
-            state_sources=("buddy",),
-            groups_kept=False,
-        ),
-        (at,),
-        acts=(Act("start_agent", SHRINK_ITERATION - 2, node_of(layout, fault.rank), delay_s=RETURN_S),),
-        iterations=SHRINK_ITERATIONS,
-        window=(SHRINK_ITERATION,),
-    )
+    back = Act("start_agent", SHRINK_ITERATION - 2, node_of(layout, fault.rank), delay_s=RETURN_S)
+    scenario = _node_dies("return", "comes back empty", case, layout, fault, back)
+    healed = replace(scenario.expect, outcome="healed", state_sources=("buddy",), groups_kept=False)
+    return replace(scenario, expect=healed)
 
 
 def shrink_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
     """The node of one replica dies at the case's point of SHRINK_ITERATION, and stays away."""
     (fault,) = case.faults(layout, turn)
-    at = Fault(fault.rank, fault.fault, SHRINK_ITERATION, fault.point, fault.micro_batch)
+    # Not before the task is over: then everything is put right for the next.
+    back = Act("start_agent", NEVER, node_of(layout, fault.rank))
+    return _node_dies("shrink", "is not replaced", case, layout, fault, back)
+
+
+def _node_dies(name: str, then: str, case: Case, layout: Layout, fault: Fault, back: Act) -> Scenario:
     return Scenario(
-        f"shrink-{case.name}",
-        f"a node dies at {case.point}, and is not replaced",
+        f"{name}-{case.name}",
+        f"a node dies at {case.point}, and {then}",
         Expect(
             "resized",
             severities=("SEV1",),
@@ -202,9 +193,8 @@ def shrink_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
             incidents_max=layout.replica_size + 1,
             recomputed_replicas=case.shares_of(layout),
         ),
-        (at,),
-        # Not before the task is over: then everything is put right for the next.
-        acts=(Act("start_agent", NEVER, node_of(layout, fault.rank)),),
+        (replace(fault, iteration=SHRINK_ITERATION),),
+        acts=(back,),
         iterations=SHRINK_ITERATIONS,
         window=(SHRINK_ITERATION,),
     )

@@ -18,11 +18,11 @@ from unicron import _core
 from unicron.healing.buddies import Copy, holder_of, ward_of
 from unicron.healing.resolve import Fetch
 from unicron.training.groups import Groups
-from unicron.training.memory import StateMemory, inner_optimizers
+from unicron.training.memory import StateMemory
 from unicron.training.step import EXTRA_BYTES_MAX
+from unicron.training.undoable_step import ALIGN, aligned, nbytes_of, params_of, tensors_of
 from unicron.types import EpochPlan, Layout, Rank
 
-ALIGN = 64
 HEADER_BYTES = ALIGN  # rank + 1, iteration; rank + 1 is 0 while there is no whole copy
 SLOTS = 2
 MOMENTS = 2
@@ -35,12 +35,7 @@ class CopyDiffers(RuntimeError):
 
 def shard_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """What only this rank holds: its main parameters and their optimizer state, in an order of structure only."""
-    for inner in inner_optimizers(optimizer):
-        for group in inner.param_groups:
-            for param in group["params"]:
-                yield param.data
-                state = inner.state[param]
-                yield from (state[key] for key in sorted(state) if torch.is_tensor(state[key]))
+    return tensors_of(params_of(optimizer))
 
 
 def buddy_bytes(model: Any, layout: Layout) -> int:
@@ -50,11 +45,7 @@ def buddy_bytes(model: Any, layout: Layout) -> int:
     elements = sum(buffer.grad_data.numel() for buffer in model.buffers) // layout.dp
     pieces = sum(1 for _ in model.parameters())
     content = BYTES_PER_ELEMENT * elements + (MOMENTS + 2) * ALIGN * pieces
-    return SLOTS * _aligned(HEADER_BYTES + EXTRA_BYTES_MAX + content)
-
-
-def _aligned(nbytes: int) -> int:
-    return (nbytes + ALIGN - 1) // ALIGN * ALIGN
+    return SLOTS * aligned(HEADER_BYTES + EXTRA_BYTES_MAX + content)
 
 
 class Buddies:
@@ -63,12 +54,7 @@ class Buddies:
 
     def copies(self) -> tuple[Copy, ...]:
         """The whole copies in this rank's arena, also of a predecessor's time."""
-        found = []
-        for slot in self._slots():
-            owner, iteration = _header(slot).tolist()[:2]
-            if owner:
-                found.append(Copy(owner - 1, iteration))
-        return tuple(found)
+        return tuple(copy for copy in self._by_slot() if copy is not None)
 
     def forget(self) -> None:
         """State went back: what is kept belongs to iterations that will be done again."""
@@ -91,7 +77,7 @@ class Buddies:
     def serve(self, fetch: Fetch, gradients: list[torch.Tensor]) -> None:
         """By the holder: the copy, and the sums of the newest gradient if the step is still to be done on it."""
         (target,) = fetch.targets
-        number = self.copies_by_slot().index(Copy(target, fetch.iteration))
+        number = self._by_slot().index(Copy(target, fetch.iteration))
         copy = self._slots()[number][HEADER_BYTES:]
         pieces = [copy, *(_bytes(g) for g in gradients)] if fetch.steps else [copy]
         for piece in pieces:
@@ -108,12 +94,12 @@ class Buddies:
         offset = EXTRA_BYTES_MAX
         with torch.no_grad():
             for tensor in shard_tensors(self._memory.optimizer):
-                nbytes = tensor.numel() * tensor.element_size()
+                nbytes = nbytes_of(tensor)
                 tensor.copy_(whole[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
-                offset += _aligned(nbytes)
+                offset += aligned(nbytes)
         return bytes(whole[:EXTRA_BYTES_MAX].numpy().tobytes())
 
-    def copies_by_slot(self) -> list[Copy | None]:
+    def _by_slot(self) -> list[Copy | None]:
         heads = [_header(slot).tolist() for slot in self._slots()]
         return [Copy(head[0] - 1, head[1]) if head[0] else None for head in heads]
 
@@ -126,9 +112,9 @@ class Buddies:
         offset = EXTRA_BYTES_MAX
         # What is too large here is an optimizer with more state than Adam: copy_ says so, with both sizes.
         for tensor in shard_tensors(self._memory.optimizer):
-            nbytes = tensor.numel() * tensor.element_size()
+            nbytes = nbytes_of(tensor)
             message[offset : offset + nbytes].view(tensor.dtype).copy_(tensor.reshape(-1))
-            offset += _aligned(nbytes)
+            offset += aligned(nbytes)
         return message
 
     def _send(self, piece: torch.Tensor, target: Rank) -> None:

@@ -32,16 +32,21 @@ def is_sharded(optimizer: Any) -> bool:
     return any(isinstance(part, DistributedOptimizer) for part in parts)
 
 
+def params_of(optimizer: Any) -> list[Param]:
+    """What this rank steps, in the order of the groups."""
+    inners = inner_optimizers(optimizer)
+    return [(inner, param) for inner in inners for group in inner.param_groups for param in group["params"]]
+
+
 def chunks_of(optimizer: Any) -> list[list[Param]]:
     """The shard's parameters in the order of their groups, in chunks of about CHUNK_BYTES; none is divided."""
-    inners = inner_optimizers(optimizer)
-    params = [(inner, param) for inner in inners for group in inner.param_groups for param in group["params"]]
-    whole = sum(_nbytes(param) for _, param in params)
+    params = params_of(optimizer)
+    whole = sum(nbytes_of(param) for _, param in params)
     limit = max(1, min(CHUNK_BYTES, whole // CHUNKS_MIN))
     chunks: list[list[Param]] = []
     room = 0
     for entry in params:
-        nbytes = _nbytes(entry[1])
+        nbytes = nbytes_of(entry[1])
         if nbytes > room:
             chunks.append([])
             room = limit
@@ -52,20 +57,20 @@ def chunks_of(optimizer: Any) -> list[list[Param]]:
 
 def undo_bytes(optimizer: Any) -> int:
     """Size of the undo area: the largest chunk with its optimizer state, which must exist."""
-    return max((sum(_aligned(_nbytes(t)) for t in _tensors(chunk)) for chunk in chunks_of(optimizer)), default=0)
+    return max((sum(aligned(nbytes_of(t)) for t in tensors_of(chunk)) for chunk in chunks_of(optimizer)), default=0)
 
 
-def _nbytes(tensor: torch.Tensor) -> int:
+def nbytes_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
     return (nbytes + ALIGN - 1) // ALIGN * ALIGN
 
 
-def _tensors(chunk: list[Param]) -> Iterator[torch.Tensor]:
+def tensors_of(params: list[Param]) -> Iterator[torch.Tensor]:
     """What the step overwrites."""
-    for inner, param in chunk:
+    for inner, param in params:
         yield param.data
         state = inner.state[param]
         yield from (state[key] for key in sorted(state) if torch.is_tensor(state[key]))
@@ -147,7 +152,7 @@ class UndoableStep:
 
     def _pairs(self, chunk: list[Param]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         offset = 0
-        for tensor in _tensors(chunk):
-            nbytes = _nbytes(tensor)
+        for tensor in tensors_of(chunk):
+            nbytes = nbytes_of(tensor)
             yield tensor, self._undo[offset : offset + nbytes].view(tensor.dtype)
-            offset += _aligned(nbytes)
+            offset += aligned(nbytes)
