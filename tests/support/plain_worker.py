@@ -102,10 +102,10 @@ def main() -> None:
                 sys.exit(0)
             if isinstance(message, SaveAndHold) and plan and not waiting:
                 holds = True
+                print("saved", iteration, flush=True)  # before it is told: the run may end at once then
                 if rank == min(plan.ranks):
                     path = f"{welcome.checkpoint_dir}/{iteration}"
                     monitor.send(encode(Saved(WORKER, rank, iteration, path, plan.epoch, final=True)), 1000)
-                print("saved", iteration, flush=True)
             if isinstance(message, PublishEpoch):
                 plan, holds = message.plan, False
                 mine = next((m for m in plan.members if m.worker == WORKER), None)
@@ -137,8 +137,8 @@ def main() -> None:
         os.pwrite(memory, b"%016d" % iteration, _core.ARENA_HEADER_BYTES)
         pulse.committed(iteration, 1.0)
     pulse.advance(Stage.DONE, iteration, 0)
-    monitor.send(encode(Finished(WORKER, rank)), 1000)
     print("finished", flush=True)
+    monitor.send(encode(Finished(WORKER, rank)), 1000)
 
 
 main()
