@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from unicron.coordinator.job import Job
+from unicron.runtime import runner
 from unicron.runtime.files import FileProblem, convert, load_yaml
 from unicron.runtime.job_file import JobFile, load_job, world_layout
-from unicron.runtime.runner import exit_code, seems_managed
+from unicron.runtime.runner import UNJOINED_S, Watch, exit_code, seems_managed
 from unicron.types import Layout
 
 JOB = """
@@ -193,3 +196,16 @@ def test_does_a_script_join(tmp_path: Path) -> None:
     assert seems_managed(("python", "-m", "unicron.runtime.janitor"))
     assert not seems_managed(("python", "-m", "json.tool"))
     assert not seems_managed(("python", "-m", "no.such.module"))
+
+
+def test_workers_that_do_not_join_are_told_once() -> None:
+    told: list[float] = []
+    job, watch = Job("j", ("python", "train.py")), Watch(unjoined=told.append)
+    now = time.monotonic()
+    waiting, starting, running = ({"phase": phase, "epoch": 0} for phase in ("waiting", "starting", "running"))
+    since = runner._awaited(job, waiting, watch, now - 2 * UNJOINED_S)
+    assert since is not None and since >= now  # in the queue nobody could join
+    assert runner._awaited(job, starting, watch, since) == since and not told
+    assert runner._awaited(job, starting, watch, now - 2 * UNJOINED_S) is None and told == [UNJOINED_S]
+    assert runner._awaited(job, starting, watch, None) is None and len(told) == 1
+    assert runner._awaited(job, {**running, "epoch": 1}, watch, now - 2 * UNJOINED_S) is None and len(told) == 1

@@ -35,7 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "simulate": ("unicron.cli.simulate", "a cluster's history under several policies; the papers' tables"),
     "classify": ("unicron.cli.classify", "severity, scope and root of logs and flight recorder dumps"),
     "bench": ("unicron.cli.bench", "measurements; without a name they are listed"),
-    "doctor": ("unicron.cli.doctor", "is this machine fit, and what would heal here"),
+    "doctor": ("unicron.cli.doctor", "is this machine fit, and how fast would a death be seen here"),
     "keys": ("unicron.cli.keys", "make a cluster's CURVE key pairs"),
 }
 

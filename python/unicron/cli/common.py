@@ -88,13 +88,14 @@ def order(verb: str, said: Callable[[Any], str], coordinator: str, keys: str, js
 def print_table(rows: Iterable[dict[str, Any]], columns: Sequence[str], empty: str, title: str = "") -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title or None, box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column.replace("_", " "))
     count = 0
     for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
+        table.add_row(*(Text(_cell(row.get(column))) for column in columns))  # brackets are not markup
         count += 1
     if count:
         Console(width=None if sys.stdout.isatty() else WIDTH).print(table)

@@ -1,4 +1,4 @@
-"""unicron doctor: is this machine fit, and what would heal here, and how fast."""
+"""unicron doctor: is this machine fit, and how fast would a death be seen here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from unicron.cli.common import FAILURE, Json, print_json, print_table
 
 
 def main(json: Json = False) -> int:
-    """Is this machine fit, and what would heal here, and how fast. Exit code 1 when it is not.
+    """Is this machine fit, and how fast would a death be seen here. Exit code 1 when it is not.
 
     Example: unicron doctor
     """

@@ -45,7 +45,7 @@ def main(
     elif incident:
         show(found[0])
     else:
-        print_table(map(row_of, found), COLUMNS, "no incidents")
+        print_table(map(row_of, found), COLUMNS, "no incidents", "detect, decide, resume: ms since the fault")
 
 
 def row_of(incident: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,10 @@ def _ask(task: str, coordinator: str, keys: str) -> Path:
     from unicron.runtime.client import from_environment
 
     with from_environment(coordinator, keys) as client:
-        view = client.ask("describe", task=task)
+        known = [row["task"] for row in client.ask("ps")]
+        if not task and len(known) != 1:
+            raise Problem(f"name a task: {', '.join(known)}" if known else "no tasks", 2)
+        view = client.ask("describe", task=task or known[0])
     return Path(str(view["log_dir"])) / str(view["task"])
 
 

@@ -41,7 +41,12 @@ class Run:
         logs = Path(self.job.log_dir)
         return self._life(
             lambda: LocalCluster(
-                self.agents, self.slots, self.job.understudies, imports=self.imports, log_dir=logs / ".unicron"
+                self.agents,
+                self.slots,
+                self.job.understudies,
+                imports=self.imports,
+                log_dir=logs / ".unicron",
+                owner=f"unicron run {self.job.name}",
             ),
             lambda view: view.watch(),
         )

@@ -29,7 +29,12 @@ class RunView:
         self._positions = {path: path.stat().st_size for path in self._logs()}
 
     def watch(self) -> Watch:
-        return Watch(self._state, self._incident, lambda name: self.say(f"{name} started again"))
+        return Watch(
+            self._state, self._incident, lambda name: self.say(f"{name} started again"), unjoined=self._unjoined
+        )
+
+    def _unjoined(self, seconds: float) -> None:
+        self.say(f"the workers run for {seconds:.0f} s, and not all have called unicron.join(): waiting for them")
 
     def say(self, text: str) -> None:
         self._console.print(f"unicron: {text}", markup=False)

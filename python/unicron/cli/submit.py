@@ -24,7 +24,7 @@ def main(
     from unicron.runtime.job_file import load_job
 
     load_job(job)  # what is wrong with the file is said without a coordinator, too
-    with from_environment(coordinator, keys) as client:
+    with from_environment(coordinator, keys, adds_tasks=True) as client:
         wish = load_job(job, gpu=str(client.ask("ping").get("gpu", "")))
         result = client.ask("submit", job=wish)
         name = result["task"]

@@ -62,8 +62,9 @@ class Course:
         self.layouts = [layout_of(*sizes, sharded=self._sharded) for sizes in options.way]
         self._leg, self._kill, self._say = options.leg, options.kill, say
         self._cluster = LocalCluster(
-            NODES, SLOTS, understudies=1, imports=IMPORTS, log_dir=(self._folder / "logs" / "cluster").resolve()
-        )
+            NODES, SLOTS, understudies=1, imports=IMPORTS, log_dir=(self._folder / "logs" / "cluster").resolve(),
+            owner="unicron.demo.layouts",
+        )  # fmt: skip
 
     def __enter__(self) -> Course:
         self._cluster.start()

@@ -265,6 +265,7 @@ class Suite:
                 understudies=UNDERSTUDIES,
                 imports=IMPORTS,
                 log_dir=self._logs / "cluster",
+                owner="unicron demo",
             )
             self._cluster.start()
         self._cluster.wait_for_nodes()  # one that an act ended is on its way back

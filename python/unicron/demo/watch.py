@@ -118,9 +118,10 @@ class Watch:
         deadline = time.monotonic() + TIMEOUT_S + self._planned * TIMEOUT_PER_ITERATION_S
         while self.seen.view.get("phase") not in OVER:
             if time.monotonic() > deadline:
+                view = self.seen.view
                 raise WatchProblem(
                     f"{self._task} did not end in its time: iteration {self.seen.iteration}, "
-                    f"phase {self.seen.view.get('phase', 'unknown')}"
+                    f"phase {view.get('phase', 'unknown')} {view.get('why', '')}".rstrip()
                 )
             self._look()
             self._maybe_act()

@@ -24,6 +24,7 @@ DEFAULT_ADDRESS = "127.0.0.1:7070"
 DEFAULT_KEYS = "keys"
 LOCAL_PREFIX = "unicron-"  # of a local cluster's directory, in the folder for temporary files
 ADDRESS_FILE = "coordinator.address"
+OWNER_FILE = "owner"  # beside it: the command whose cluster this is, in a line
 
 
 class CoordinatorSilent(Exception):
@@ -108,19 +109,26 @@ class CoordinatorClient:
         self.close()
 
 
-def from_environment(address: str = "", key_directory: str = "") -> CoordinatorClient:
+def from_environment(address: str = "", key_directory: str = "", *, adds_tasks: bool = False) -> CoordinatorClient:
     """Address and keys from arguments, UNICRON_COORDINATOR and UNICRON_KEYS, the one local cluster
-    that runs on this machine (`unicron run`), or the defaults, in this order."""
+    that runs on this machine (`unicron run`), or the defaults, in this order.
+
+    adds_tasks: whoever has a cluster for his own task (`unicron run`, the demo) must be named to get another one."""
     address = address or os.environ.get("UNICRON_COORDINATOR", "")
     key_directory = key_directory or os.environ.get("UNICRON_KEYS", "")
     if not address and not key_directory and not Path(DEFAULT_KEYS).is_dir():
-        address, key_directory = _local_cluster()
+        address, key_directory = _local_cluster(adds_tasks)
     directory = Path(key_directory or DEFAULT_KEYS)
+    if not directory.is_dir() and address and not _listens(address):
+        raise CoordinatorSilent(
+            f"no cluster is at {address} any more: {directory} is gone, too; a run that has ended left its logs where"
+            " it said"
+        )
     pair = keys.load(directory / "client.key")
     return CoordinatorClient(address or DEFAULT_ADDRESS, key_rotation.publics(directory, "coordinator"), pair)
 
 
-def _local_cluster() -> tuple[str, str]:
+def _local_cluster(adds_tasks: bool) -> tuple[str, str]:
     """(address, key directory) of the only `unicron run` of this user; ('', '') when there is none. Who was killed so
     hard that its folder stayed does not count."""
     found = [
@@ -129,11 +137,27 @@ def _local_cluster() -> tuple[str, str]:
         if path.stat().st_uid == os.getuid() and _listens(path.read_text())
     ]
     if len(found) > 1:
-        choices = ", ".join(f"{path.parent}/keys for {path.read_text()}" for path in sorted(found))
-        raise CoordinatorSilent(f"several clusters run here: choose with --coordinator and --keys: {choices}")
+        choices = "".join(f"\n  {_flags(path)}  # {_owner(path)}" for path in sorted(found))
+        raise CoordinatorSilent(f"several clusters run here, choose one of:{choices}")
     if not found:
         return "", ""
+    if adds_tasks and (owner := _owner(found[0])):
+        raise CoordinatorSilent(
+            f"the cluster that runs here belongs to `{owner}`: start one of your own (`unicron coordinator --help`), or"
+            f" say that you mean that one: {_flags(found[0])}"
+        )
     return found[0].read_text(), str(found[0].parent / "keys")
+
+
+def _flags(path: Path) -> str:
+    return f"--coordinator {path.read_text().removeprefix('tcp://')} --keys {path.parent}/keys"
+
+
+def _owner(path: Path) -> str:
+    try:
+        return (path.parent / OWNER_FILE).read_text()
+    except OSError:
+        return ""
 
 
 def _listens(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""Is this machine fit for unicron, and what would heal here how fast: facts looked up and small
+"""Is this machine fit for unicron, and how fast would a death be seen here: facts looked up and small
 things measured.
 """
 

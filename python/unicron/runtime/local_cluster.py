@@ -30,6 +30,7 @@ from unicron.runtime.agent_process import AgentSettings
 from unicron.runtime.client import (
     ADDRESS_FILE,
     LOCAL_PREFIX,
+    OWNER_FILE,
     CoordinatorClient,
     CoordinatorSilent,
 )
@@ -83,10 +84,12 @@ class LocalCluster:
         nodes: Sequence[str] = (),
         state: Path | None = None,
         checks: bool = False,
+        owner: str = "",
     ) -> None:
         """log_dir: of the daemons (None: inside the cluster's directory, gone with it). metrics: address of a daemon's
         (coordinator, n0, ...); no other has one. nodes: their names. state: where keys and journal are kept (None:
-        inside the cluster's directory). checks: each agent looks at the hardware, which is the same machine's."""
+        inside the cluster's directory). checks: each agent looks at the hardware, which is the same machine's. owner:
+        the command that it is for, told to whoever finds it."""
         self.nodes = tuple(nodes) or tuple(f"n{index}" for index in range(num_agents))
         self._slots = slots
         self._understudies = understudies
@@ -96,6 +99,7 @@ class LocalCluster:
         self._metrics = dict(metrics or {})
         self._checks = checks
         self.directory = Path(tempfile.mkdtemp(prefix=LOCAL_PREFIX))
+        (self.directory / OWNER_FILE).write_text(owner)
         self.state = state or self.directory
         self.log_dir = log_dir or self.directory / "logs"
         self._environment = {

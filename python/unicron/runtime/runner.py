@@ -18,6 +18,7 @@ from unicron.runtime.local_cluster import OVER, LocalCluster
 from unicron.runtime.slurm import EXIT_REQUEUE
 
 LOOK_S = 0.2
+UNJOINED_S = 20.0  # until it is said that a script which speaks of unicron has not joined
 EXITS_S_MAX = 35.0  # after the decision: the coordinator's own bound for the last exits is 30 s
 
 _JOINS = re.compile(r"^\s*(?:import|from)\s+unicron\b", re.MULTILINE)
@@ -68,6 +69,7 @@ class Watch:
     restarted: Callable[[str], None] = lambda daemon: None
     notice: Callable[[], str] = lambda: ""  # why the slots will be gone soon: the task saves and leaves
     refused: Callable[[str], None] = lambda text: None  # it cannot
+    unjoined: Callable[[float], None] = lambda seconds: None  # it runs for so long, and no epoch began
 
 
 @dataclass
@@ -90,6 +92,7 @@ def run_task(cluster: LocalCluster, job: Job, watch: Watch) -> Result:
     known: dict[str, str | None] = {}
     incidents: dict[str, dict[str, Any]] = {}
     ended_at = 0.0
+    joins_from: float | None = start
     while True:
         for name in cluster.tend():
             watch.restarted(name)
@@ -103,6 +106,7 @@ def run_task(cluster: LocalCluster, job: Job, watch: Watch) -> Result:
         except CoordinatorSilent:
             continue  # it is tended to in the next turn
         watch.state(row)
+        joins_from = _awaited(job, row, watch, joins_from)
         if not notice and (notice := watch.notice()):
             _leave(cluster, task, watch)
         if notice and row["phase"] == "suspended":
@@ -119,6 +123,18 @@ def run_task(cluster: LocalCluster, job: Job, watch: Watch) -> Result:
     code = exit_code(row["outcome"], row["cause"], found)
     never_joined = job.managed and row["epoch"] == 0 and row["outcome"] == "done"
     return Result(task, row["outcome"], row["cause"], code, seconds, never_joined, found)
+
+
+def _awaited(job: Job, row: dict[str, Any], watch: Watch, since: float | None) -> float | None:
+    """When its workers began to be waited for; None once that is over, or said."""
+    if since is None or not job.managed or row["epoch"] > 0:
+        return None
+    if row["phase"] != "starting":
+        return time.monotonic()
+    if time.monotonic() - since < UNJOINED_S:
+        return since
+    watch.unjoined(UNJOINED_S)
+    return None
 
 
 def submit_or_go_on(cluster: LocalCluster, job: Job) -> str:

@@ -15,6 +15,7 @@ offload."""
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,9 @@ CONFIG: dict[str, Any] = {
     "batch_p2p_sync": False,  # p2p_communication.py:398 [419]: synchronize after every exchange
 }
 
+# Said once a process, of CUDA kernels and graphs, which a CPU has not: they would bury the loss.
+NEEDLESS_WARNINGS = ("Apex is not installed", "full scope is deprecated")
+
 _installed: tuple[str, ...] = ()
 
 
@@ -46,6 +50,8 @@ def install() -> tuple[str, ...]:
         return _installed
     for patch in PATCHES:
         patch()
+    for text in NEEDLESS_WARNINGS:
+        warnings.filterwarnings("ignore", text)
     _installed = tuple(patch.__name__.lstrip("_") for patch in PATCHES)
     return _installed
 

@@ -68,7 +68,7 @@ def _cupy() -> Gpu | str:
     try:
         import cupy
     except ImportError:
-        return "cupy is not installed: pip install unicron[gpu]"
+        return "cupy is not installed: pip install 'unicron[gpu]'"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as problem:

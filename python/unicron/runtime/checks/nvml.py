@@ -26,7 +26,7 @@ def library() -> Iterator[Any]:
     try:
         import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        raise NoNvml("nvidia-ml-py is not installed") from None
+        raise NoNvml("nvidia-ml-py is not installed: pip install 'unicron[gpu]'") from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as problem:
