@@ -33,6 +33,7 @@ WORKER = Path(__file__).with_name("detection_worker.py")
 NODES, VICTIM = 3, 1
 VERDICT_S_MAX, WHOLE_S_MAX = 60.0, 60.0
 SETTLE_ITERATIONS = 70  # of every member after a change: what is usual is known again, also to who compares ranks
+TOGETHER_ITERATIONS = 5  # where nothing is compared with what is usual: all train together again
 POLL_S = 0.02
 
 
@@ -70,7 +71,7 @@ class Task:
         )  # fmt: skip
         self.known: set[str] = set()
 
-    def wait_whole(self) -> None:
+    def wait_whole(self, iterations: int = SETTLE_ITERATIONS) -> None:
         """All roles held, understudies ready, and iterations enough for the statistics."""
         deadline, begun = time.monotonic() + WHOLE_S_MAX, None
         while time.monotonic() < deadline:
@@ -82,7 +83,7 @@ class Task:
             else:
                 now = min(w["iteration"] for w in members)
                 begun = now if begun is None else begun
-                if now >= begun + SETTLE_ITERATIONS:
+                if now >= begun + iterations:
                     self.known |= {i["id"] for i in self.cluster.incidents(self.name)}
                     return
             time.sleep(0.1)
@@ -157,6 +158,11 @@ class Case:
     heals: Callable[[Task], None] = lambda task: None
     is_large: bool = False
 
+    @property
+    def settles(self) -> int:
+        """Iterations before the fault."""
+        return SETTLE_ITERATIONS if self.expected.fault == STALLED else TOGETHER_ITERATIONS
+
 
 LOST, STALLED = "worker lost", "stalled"
 HANG = "3 x D_iter"
@@ -178,7 +184,7 @@ CASES = (
 
 
 def one(task: Task, case: Case) -> float:
-    task.wait_whole()
+    task.wait_whole(case.settles)
     took_ms = task.verdict(case.expected, case.fault(task))
     case.heals(task)
     return took_ms
@@ -186,7 +192,7 @@ def one(task: Task, case: Case) -> float:
 
 def agent_stopped(task: Task) -> float:
     """Until it is suspect; the task must go on meanwhile, and nothing be lost."""
-    task.wait_whole()
+    task.wait_whole(TOGETHER_ITERATIONS)
     pid, node = task.cluster.agent_pid(f"n{VICTIM}"), f"n{VICTIM}"
     before, begun_ms = task.iteration(), now_ms()
     os.kill(pid, signal.SIGSTOP)
