@@ -13,7 +13,7 @@ import pytest
 from etcd_members import EtcdMembers, Wire
 from unicron.runtime import journal_etcd
 from unicron.runtime.coordinator_settings import EtcdSettings
-from unicron.runtime.election import SILENCE_S, Leadership, try_to_lead
+from unicron.runtime.election import Leadership, margin_s, try_to_lead
 from unicron.runtime.etcd import Etcd, put
 from unicron.runtime.journal_etcd import EtcdJournal, cluster_clock_ms, copy_into
 from unicron.runtime.journal_problem import JournalBroken, JournalFull, LeadershipLost
@@ -168,7 +168,7 @@ def test_a_leader_that_is_cut_off_stops_before_it_is_followed(etcd: EtcdMembers,
     followed_s = time.monotonic()
     writer.join(20)
     assert stopped and stopped[0] < followed_s
-    assert followed_s - stopped[0] > SILENCE_S / 2  # agents had the time to drop their lines
+    assert followed_s - stopped[0] > margin_s(settings.lease_s) / 2
     for wire in wires:
         wire.mend()
         wire.close()
