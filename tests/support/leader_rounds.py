@@ -200,7 +200,8 @@ class Rounds:
         for task in TASKS:
             eventually(functools.partial(all_known, task), TAKEN_OVER_S_MAX)
         eventually(lambda: all(now > iterations[task] for task, now in self._iterations().items()))
-        assert cluster.patiently("incidents") == []
+        incidents = cluster.patiently("incidents")
+        assert incidents == [], "\n".join(f"{i['id']} {i['severity']} {i['task']}: {i['cause']}" for i in incidents)
         known = {task["task"] for task in cluster.patiently("ps")}
         assert known >= {*TASKS, *self._orders}, sorted({*self._orders} - known)
 

@@ -85,6 +85,13 @@ class SeveralCoordinators(LocalCluster):
                 wire.close()
         return left
 
+    def wait_for_nodes(self, timeout_s: float = TAKEN_OVER_S_MAX) -> None:
+        """Also when the leader changes meanwhile, as it may on a busy machine."""
+        deadline = time.monotonic() + timeout_s
+        while sum(n["phase"] == "up" for n in self.patiently("nodes")) < len(self.nodes):
+            assert time.monotonic() < deadline, "not every agent came up"
+            time.sleep(0.05)
+
     def patiently(self, verb: str, **arguments: Any) -> Any:
         """Asked until somebody answers."""
         deadline = time.monotonic() + TAKEN_OVER_S_MAX
@@ -100,7 +107,8 @@ class SeveralCoordinators(LocalCluster):
         return found[0], term
 
     def logs(self) -> dict[str, str]:
-        return {name: (self.log_dir / f"{name}.log").read_text() for name in self.coordinators}
+        paths = {name: self.log_dir / f"{name}.log" for name in self.coordinators}
+        return {name: path.read_text() for name, path in paths.items() if path.exists()}
 
     def taken_over_s(self, term: int, fault_s: float) -> float | None:
         """From that second of the day until a later term began; None: none did."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # imported where they are configured
     from unicron.runtime.etcd import Etcd
     from unicron.runtime.exposition import Exposition
 
-LOOK_MS = 150  # between two looks whether the leader's key is free
+LOOK_MS = 100  # between two looks whether the leader's key is free
 
 log = logging.getLogger("unicron.coordinator")
 

@@ -34,6 +34,7 @@ from unicron.runtime.journal_problem import LeadershipLost
 SILENCE_S = (HEARTBEAT_MS + HEARTBEAT_TIMEOUT_MS) / 1000
 LEASE_S_MIN = 2  # etcd with its usual election timeout grants no shorter one
 RETRY_S = 0.1
+HOLD_S = 0.5  # a leader whose span is over waits so long for etcd's word
 
 
 def margin_s(lease_s: float) -> float:
@@ -53,12 +54,20 @@ class Leadership:
         # a member that says nothing must not cost the whole span
         self._etcd = Etcd(msgspec.structs.replace(settings, request_s=min(settings.request_s, settings.lease_s / 4)))
         self._stop = threading.Event()
+        self._asked = threading.Condition()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
         self._thread.start()
 
     def require(self) -> None:
-        """LeadershipLost when somebody else may lead by now."""
+        """LeadershipLost when somebody else may lead by now. Who was only late (a busy machine) waits a moment for etcd
+        to say that the lease never ran out: then nobody can have followed."""
         left_s = self.left_s
+        if left_s <= 0 and not self._term.is_lost:
+            with self._asked:
+                self._asked.wait_for(lambda: self.left_s > 0 or self._term.is_lost, HOLD_S)
+            left_s = self.left_s
+        if self._term.is_lost:
+            raise LeadershipLost("its lease ran out: another coordinator may decide")
         if left_s <= 0:
             raise LeadershipLost(f"its lease was not refreshed in time: {-left_s:.1f} s too late to decide")
 
@@ -75,13 +84,18 @@ class Leadership:
         while not self._stop.wait(wait_s):
             began_s = clock_s()
             try:
-                if not self._etcd.refresh(self._lease):
-                    self.lose()
-                    return
+                is_there = self._etcd.refresh(self._lease)
             except EtcdProblem:
                 wait_s = RETRY_S
                 continue
-            self._term.refreshed(began_s * 1000)
+            with self._asked:
+                if is_there:
+                    self._term.refreshed(began_s * 1000)
+                else:
+                    self.lose()
+                self._asked.notify_all()
+            if not is_there:
+                return
             wait_s = self._term.refresh_ms / 1000
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LEASE_MS = 2_000.0  # the shortest that election.py admits
 MARGIN_MS = 500.0  # election.margin_s of it
-LOOK_MS = 150.0  # between two looks whether the key is free
+LOOK_MS = 100.0  # between two looks whether the key is free
 RETRY_MS = 100.0  # of a write
 REFRESH_RETRY_MS = 100.0
 TURN_MS = 500.0  # its loop turns at least so often
