@@ -3,7 +3,7 @@
 #   make demo         a real GPT trained while its workers are killed (all scenarios, layout 1,1,4)
 #   make test         check, then all tests            make check        lint, types, tidy, formatting
 #   make sim          the simulator, 500 seeds         make matrix       every failure point x layout, resumable
-#   make leaders      several coordinators, killed, frozen and cut off (ROUNDS=20 SEED=1)
+#   make leaders      several coordinators, killed, frozen and cut off, resumable (ROUNDS=50 SEED=1)
 #   make healthy      a million simulated iterations that must raise no alarm
 #   make soak         an hour of real training on a loaded machine that must raise none (SOAK_MINUTES=60)
 #   make swarm        20,000 seeds, resumable, into bench/results/swarm.json (MINUTES=... ends it earlier)
@@ -105,10 +105,11 @@ MINUTES ?= 600
 swarm: setup
 	$(BIN)/python -m unicron.sim --seeds 20000 --record bench/results/swarm.json --minutes $(MINUTES) --keep-going
 
-ROUNDS := 20
+ROUNDS := 50
 SEED := 1
 leaders: setup $(VENV)/.servers
-	PYTHONPATH=tests/support $(BIN)/python -m leader_rounds --rounds $(ROUNDS) --seed $(SEED)
+	PYTHONPATH=tests/support $(BIN)/python -m leader_rounds --rounds $(ROUNDS) --seed $(SEED) \
+	  --record bench/results/leaders.json --minutes $(MINUTES)
 
 # Every failure point at every layout; what passed is kept and not run again.
 matrix: setup

@@ -3,6 +3,11 @@
 No pickle anywhere. A message is ``encode(msg)``: one byte of version, then the MessagePack of a tagged union.
 ``decode`` refuses by name: wrong version, too large, truncated, unknown type, wrong field.
 
+Neighbouring versions understand each other, so that a cluster is upgraded while it trains: a message of the version
+before or after is read, fields that this version does not know are passed over, and whoever adds a field gives it a
+default that means what the version before did. The version grows with every release whose messages differ; a type that
+an older one does not know is refused there by name, so nothing may depend on its arrival until both speak it.
+
 Three boundaries:
   worker <-> agent   Unix socket (0600), frames of u32 length + message; agent -> worker frames carry a binary
                      prefix that the native monitor reads (csrc/monitor/worker_monitor.h)
@@ -18,7 +23,7 @@ import msgspec
 
 from unicron.types import Budgets, Cpu, EpochPlan, Layout, Rank, Stage
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MESSAGE_BYTES_MAX = 4 << 20
 TEXT_CHARS_MAX = 16_384  # exception texts, reasons: truncated at the door, by the sender
 
@@ -32,7 +37,7 @@ def cut(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
     return text[:head] + mark + text[len(text) - (chars_max - len(mark) - head) :]
 
 
-class _Message(msgspec.Struct, frozen=True, tag_field="message", tag=True, forbid_unknown_fields=True):
+class _Message(msgspec.Struct, frozen=True, tag_field="message", tag=True):
     pass
 
 
@@ -223,6 +228,7 @@ class WorkerStatus(_Message, frozen=True):
     stage: Stage
     iteration: int
     progress: int = 0  # of the pulse page: grows with every step of the worker's loop
+    loss: float | None = None  # of the last committed iteration
 
 
 class AgentHello(_Message, frozen=True):
@@ -543,8 +549,11 @@ def decode(data: bytes) -> Any:
         raise TooLarge(f"message of {len(data)} bytes, limit {MESSAGE_BYTES_MAX}")
     if not data:
         raise Malformed("empty message")
-    if data[0] != PROTOCOL_VERSION:
-        raise UnknownVersion(f"message version {data[0]}, this unicron speaks {PROTOCOL_VERSION}")
+    if abs(data[0] - PROTOCOL_VERSION) > 1:
+        raise UnknownVersion(
+            f"message version {data[0]}, this unicron speaks {PROTOCOL_VERSION} and understands its neighbours:"
+            " upgrade one version at a time"
+        )
     try:
         return _decoder.decode(memoryview(data)[1:])
     except msgspec.DecodeError as error:

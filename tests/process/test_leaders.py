@@ -110,7 +110,7 @@ def test_etcd_that_cannot_be_is_named() -> None:
     for etcd, said in (
         ({"endpoints": []}, "etcd.endpoints is empty"),
         ({"endpoints": ["nowhere"]}, "'nowhere' is not host:port"),
-        ({"endpoints": ["127.0.0.1:1"], "lease_s": 1}, "must be 5 at least"),
+        ({"endpoints": ["127.0.0.1:1"], "lease_s": 1}, "must be 2 at least"),
         ({"endpoint": ["a"]}, "did you mean endpoints?"),
     ):
         with pytest.raises(FileProblem, match=re.escape(said)):

@@ -5,14 +5,18 @@
 In every round one thing, by the seed, happens to the coordinator that decides or to etcd: it is killed, frozen for
 longer than its lease and resumed, cut off from etcd, or told to end; or a member of etcd is killed. Then another one
 decides (or the same one still does), and what must hold is looked at: nobody decided after its successor had begun; no
-order that was acknowledged is forgotten; the workers are the same processes, trained meanwhile, and no incident is
-known.
+order that was acknowledged is forgotten; the workers of both tasks are the same processes and did not stand still
+meanwhile; all of the time is accounted for as training; and no incident is known.
+
+Rounds come in sets of one cluster each, a round of every fault; --record keeps the rows of a set that ended well, and a
+set that is there already is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import random
 import re
@@ -22,97 +26,24 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from clusters import eventually, plain_job, running
-from etcd_members import EtcdMembers, Wire, free_ports
+from clusters import eventually, plain_job
+from etcd_members import EtcdMembers
+from leader_record import Record, Row
+from several_coordinators import BEGAN, DAY_S, LEASE_S, TAKEN_OVER_S_MAX, SeveralCoordinators, second_of_day, seconds
 from unicron.coordinator.journal import TermBegan, decode_entry
 from unicron.runtime import processes
-from unicron.runtime.client import CoordinatorClient, CoordinatorRefused, CoordinatorSilent
-from unicron.runtime.coordinator_settings import CoordinatorSettings
+from unicron.runtime.client import CoordinatorRefused, CoordinatorSilent
 from unicron.runtime.etcd import Etcd
 from unicron.runtime.journal_etcd import unpack
-from unicron.runtime.local_cluster import LocalCluster
 
 FAULTS = ("kill", "freeze", "cut", "end", "member")
-LEASE_S = 5
-TAKEN_OVER_S_MAX = 40.0
+TASKS = ("t0", "t1")
+PAUSE_S_MAX = 1.5  # between two iterations of 10 ms: a takeover takes longer, a busy machine's pause is shorter
+ACCOUNT_S_MAX = 1.0  # by which a task's accounts and our clock may differ
 SENT = re.compile(r"^(\d\d):(\d\d):(\d\d\.\d+) unicron\.coordinator INFO send ", re.MULTILINE)
-BEGAN = re.compile(r"^(\d\d):(\d\d):(\d\d\.\d+) unicron\.coordinator INFO term (\d+) begins", re.MULTILINE)
-
-
-class SeveralCoordinators(LocalCluster):
-    """A local cluster with two coordinators, each with wires of its own to etcd."""
-
-    coordinators = ("c0", "c1")
-
-    def __init__(self, etcd: EtcdMembers, folder: Path) -> None:
-        super().__init__(2, 1, 1, imports="unicron._core", log_dir=folder / "daemons")
-        self.etcd = etcd
-        self.wires = {name: [Wire(endpoint) for endpoint in etcd.endpoints] for name in self.coordinators}
-        ports = free_ports(len(self.coordinators))
-        self.addresses = {name: f"127.0.0.1:{port}" for name, port in zip(self.coordinators, ports, strict=True)}
-        self._address = ",".join(self.addresses.values())
-
-    def start_coordinator(self) -> None:
-        for name in self.coordinators:
-            self.start_one(name)
-        if self._client is None:
-            self._client = self._call(self._address)
-        self._client.wait_until_up(30_000)
-
-    def client_of(self, name: str) -> CoordinatorClient:
-        """Of this one alone."""
-        return self._call(self.addresses[name])
-
-    def _call(self, address: str) -> CoordinatorClient:
-        return CoordinatorClient(address, self._pairs["coordinator"].public, self._pairs["client"])
-
-    def start_one(self, name: str) -> None:
-        settings = CoordinatorSettings(
-            listen=self.addresses[name],
-            keys=str(self.directory / "keys"),
-            journal=str(self.directory / "none.db"),
-            etcd=self.etcd.settings(endpoints=tuple(wire.address for wire in self.wires[name]), lease_s=LEASE_S),
-            metrics="",
-        )
-        config = self._write_config(name, settings)
-        log = ["--log", str(self.log_dir / f"{name}.log")]
-        self._start(name, "unicron.runtime.coordinator_daemon", [*config, *log])
-
-    def pid(self, name: str) -> int:
-        return self._daemons[name].pid
-
-    def wait_ended(self, name: str) -> int:
-        return self._daemons[name].wait(20)
-
-    def stop(self) -> list[int]:
-        self._terminate(self.nodes)
-        self._terminate(self.coordinators)
-        left = super().stop()
-        for wires in self.wires.values():
-            for wire in wires:
-                wire.close()
-        return left
-
-    def patiently(self, verb: str, **arguments: Any) -> Any:
-        """Asked until somebody answers."""
-        deadline = time.monotonic() + TAKEN_OVER_S_MAX
-        while True:
-            with contextlib.suppress(CoordinatorSilent):
-                return self.ask(verb, timeout_ms=1000, **arguments)
-            assert time.monotonic() < deadline, f"nobody answers {verb}"
-
-    def leader(self) -> tuple[str, int]:
-        """(name, term) of the one that decides."""
-        term = int(self.patiently("ping")["term"])
-        found = [name for name, log in self.logs().items() if any(int(m[4]) == term for m in BEGAN.finditer(log))]
-        return found[0], term
-
-    def logs(self) -> dict[str, str]:
-        return {name: (self.log_dir / f"{name}.log").read_text() for name in self.coordinators}
 
 
 class Rounds:
@@ -121,27 +52,35 @@ class Rounds:
     ) -> None:
         """freeze_s: a frozen one stays so for this long at least, beside until its successor decides."""
         self._freeze_s = freeze_s
+        self._seed = seed
         self._random = random.Random(seed)
         self._say = say
         self._orders: list[str] = []
+        self.rows: list[Row] = []
         self._etcd = EtcdMembers(folder)
         self.cluster = SeveralCoordinators(self._etcd, folder)
         self._folder = folder
-        self._task = ""
+        self._fault_s = 0.0  # second of the day
+        self._answered_s = 0.0
 
     def run(self, faults: tuple[str, ...]) -> None:
         cluster = self.cluster
         cluster.start(30)
-        self._task = cluster.submit(plain_job("t", self._folder, iterations=1_000_000))
-        running(cluster, self._task)
-        pids = {worker.pid for worker in cluster.workers(self._task)}
+        for task in TASKS:
+            env = {"PLAIN_PAUSES": str(self._folder / f"{task}.pauses")}
+            cluster.submit(plain_job(task, self._folder, iterations=10_000_000, env=env))
+        eventually(lambda: min(self._iterations().values()) > 3, 30)
+        pids = {task: self._members(task) for task in TASKS}
         for number, fault in enumerate(faults, 1):
             self._order(f"waits-{number}")
             name, term = cluster.leader()
-            began_s, iteration = time.monotonic(), self._iteration()
+            iterations, accounts = self._iterations(), self._accounts()
+            self._pauses()  # of what was before
+            self._begin()
             getattr(self, f"_{fault}")(name, term)
-            self._look(pids, iteration)
-            self._say(f"round {number}: {fault} of {name} in term {term}: {time.monotonic() - began_s:.1f} s")
+            self._look(pids, iterations)
+            self._check_accounts(accounts)
+            self._note(number, fault, term)
         self._check_terms()
 
     def close(self) -> list[int]:
@@ -150,15 +89,30 @@ class Rounds:
         finally:
             self._etcd.close()
 
+    def _begin(self) -> None:
+        """The fault is now."""
+        self._fault_s = second_of_day()
+
+    def _note(self, number: int, fault: str, term: int) -> None:
+        taken_s = self.cluster.taken_over_s(term, self._fault_s)
+        joined_s = None if taken_s is None else self.cluster.joined_s(self._fault_s)
+        pause_s = self._pauses()
+        assert pause_s < PAUSE_S_MAX, f"a task stood still for {pause_s:.2f} s"
+        row = Row(self._seed, number, fault, taken_s, joined_s, self._answered_s, pause_s, os.getloadavg()[0])
+        self.rows.append(row)
+        self._say(row.words())
+
     # ------------------------------------------------------------ faults
 
     def _kill(self, name: str, term: int) -> None:
+        self._begin()
         os.kill(self.cluster.pid(name), signal.SIGKILL)
         self.cluster.wait_ended(name)
         self._wait_for_successor(term)
         self.cluster.start_one(name)
 
     def _end(self, name: str, term: int) -> None:
+        self._begin()
         os.kill(self.cluster.pid(name), signal.SIGTERM)
         assert self.cluster.wait_ended(name) == 0
         self._wait_for_successor(term)
@@ -167,6 +121,7 @@ class Rounds:
     def _freeze(self, name: str, term: int) -> None:
         """At any moment of its loop; resumed while its successor decides, and while somebody asks it something."""
         time.sleep(self._random.uniform(0.0, 0.5))
+        self._begin()
         os.kill(self.cluster.pid(name), signal.SIGSTOP)
         frozen_s = time.monotonic()
         try:
@@ -180,6 +135,7 @@ class Rounds:
         self._wait_until_it_waits(name)
 
     def _cut(self, name: str, term: int) -> None:
+        self._begin()
         for wire in self.cluster.wires[name]:
             wire.cut()
         try:
@@ -192,8 +148,10 @@ class Rounds:
     def _member(self, name: str, term: int) -> None:
         """Whichever it is, etcd's own leader too: whether the coordinator keeps its lease is not said."""
         member = self._random.randrange(len(self._etcd.endpoints))
+        self._begin()
         self._etcd.kill(member)
         self._order(f"without-member-{member}-in-{term}")
+        self._answered()
         self._etcd.start(member)
         self._etcd.wait_until_up()
 
@@ -207,7 +165,12 @@ class Rounds:
         self._orders.append(name)
 
     def _wait_for_successor(self, term: int) -> None:
+        eventually(lambda: self.cluster.taken_over_s(term, self._fault_s), TAKEN_OVER_S_MAX)
         eventually(lambda: int(self.cluster.patiently("ping")["term"]) > term, TAKEN_OVER_S_MAX)
+        self._answered()
+
+    def _answered(self) -> None:
+        self._answered_s = (second_of_day() - self._fault_s) % DAY_S
 
     def _wait_until_it_waits(self, name: str) -> None:
         def waits() -> bool:
@@ -216,23 +179,54 @@ class Rounds:
 
         eventually(waits, TAKEN_OVER_S_MAX)
 
-    def _iteration(self) -> int:
-        view = self.cluster.patiently("describe", task=self._task)
-        return min(int(worker["iteration"]) for worker in view["workers"] if worker["is_member"])
+    def _iterations(self) -> dict[str, int]:
+        views = {task: self.cluster.patiently("describe", task=task) for task in TASKS}
+        return {
+            task: min((int(worker["iteration"]) for worker in view["workers"] if worker["is_member"]), default=-1)
+            for task, view in views.items()
+        }
 
-    def _look(self, pids: set[int], iteration: int) -> None:
+    def _members(self, task: str) -> set[int]:
+        workers = self.cluster.patiently("describe", task=task)["workers"]
+        return {w["pid"] for w in workers if w["is_member"] and w["phase"] == "ready" and w["pid"]}
+
+    def _look(self, pids: dict[str, set[int]], iterations: dict[str, int]) -> None:
         cluster = self.cluster
 
-        def all_known() -> bool:
-            view = cluster.patiently("describe", task=self._task)
-            ready = [w for w in view["workers"] if w["phase"] == "ready" and w["pid"]]
-            return view["phase"] == "running" and {w["pid"] for w in ready} == pids
+        def all_known(task: str) -> bool:
+            view = cluster.patiently("describe", task=task)
+            return view["phase"] == "running" and self._members(task) == pids[task]
 
-        eventually(all_known, TAKEN_OVER_S_MAX)
-        eventually(lambda: self._iteration() > iteration)
-        assert cluster.patiently("incidents") == []
+        for task in TASKS:
+            eventually(functools.partial(all_known, task), TAKEN_OVER_S_MAX)
+        eventually(lambda: all(now > iterations[task] for task, now in self._iterations().items()))
+        incidents = cluster.patiently("incidents")
+        assert incidents == [], "\n".join(f"{i['id']} {i['severity']} {i['task']}: {i['cause']}" for i in incidents)
         known = {task["task"] for task in cluster.patiently("ps")}
-        assert known >= {self._task, *self._orders}, sorted({*self._orders} - known)
+        assert known >= {*TASKS, *self._orders}, sorted({*self._orders} - known)
+
+    def _pauses(self) -> float:
+        """The longest time, since the last call, that a worker took from one iteration to the next."""
+        longest = 0.0
+        for path in self._folder.glob("*.pauses.*"):
+            text = path.read_text()
+            path.write_text("")
+            longest = max([longest, *(float(line) for line in text.split())])
+        return longest
+
+    def _accounts(self) -> dict[str, tuple[float, float, float]]:
+        """Of each task: our clock, the seconds of all kinds, and those of training."""
+        found = {}
+        for task in TASKS:
+            spent = self.cluster.patiently("describe", task=task)["spent_s"]
+            found[task] = (time.monotonic(), sum(spent.values()), spent["running"])
+        return found
+
+    def _check_accounts(self, before: dict[str, tuple[float, float, float]]) -> None:
+        for task, now in self._accounts().items():
+            clock_s, all_s, training_s = (new - old for new, old in zip(now, before[task], strict=True))
+            assert abs(all_s - clock_s) < ACCOUNT_S_MAX, f"{task}: {clock_s:.2f} s passed, {all_s:.2f} s accounted for"
+            assert abs(training_s - all_s) < 1e-6, f"{task}: of {all_s:.2f} s {training_s:.2f} s are training"
 
     def _check_terms(self) -> None:
         """In the journal terms grow by one; in the logs nobody sends after its successor has begun."""
@@ -257,10 +251,6 @@ class Rounds:
         assert not late, f"(term, sent, successor began): {late}"
 
 
-def seconds(found: re.Match[str]) -> float:
-    return 3600 * int(found[1]) + 60 * int(found[2]) + float(found[3])
-
-
 def faults_of(seed: int, rounds: int) -> tuple[str, ...]:
     """Each kind before any comes again."""
     order = random.Random(seed)
@@ -272,20 +262,31 @@ def faults_of(seed: int, rounds: int) -> tuple[str, ...]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m leader_rounds")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first set; the next ones count on")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--freeze-s", type=float, default=30.0, help="a frozen one stays so at least this long")
+    parser.add_argument("--record", type=Path, help="where rows are kept, and found again")
+    parser.add_argument("--minutes", type=float, default=600.0, help="no set is begun after that")
     options = parser.parse_args()
-    faults = faults_of(options.seed, options.rounds)
+    record = Record(options.record, LEASE_S)
+    until_s = time.monotonic() + 60 * options.minutes
+    for number in range(-(-options.rounds // len(FAULTS))):
+        seed = options.seed + number
+        if not record.has(seed) and time.monotonic() < until_s:
+            record.add(one_set(seed, options.freeze_s))
+    print(record.words())
+    return record.exit_code()
+
+
+def one_set(seed: int, freeze_s: float) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="unicron-leaders-") as folder:
-        rounds = Rounds(options.seed, Path(folder), lambda text: print(text, flush=True), options.freeze_s)
+        rounds = Rounds(seed, Path(folder), lambda text: print(text, flush=True), freeze_s)
         try:
-            rounds.run(faults)
+            rounds.run(faults_of(seed, len(FAULTS)))
         finally:
             left = rounds.close()
     assert left == [] and processes.find(rounds.cluster.directory) == []
-    print(f"seed {options.seed}: {len(faults)} rounds, nothing forgotten, never two that decide")
-    return 0
+    return rounds.rows
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ ITERATIONS, STEP_MS = int(sys.argv[1]), float(sys.argv[2])
 WORKER = os.environ["UNICRON_WORKER"]
 TASK = os.environ["UNICRON_TASK"]
 ARENA_BYTES = 4096
+PAUSES = os.environ.get("PLAIN_PAUSES", "")  # where long times between two iterations are told, a file a worker
+PAUSE_S_MIN = 0.1
 FAIL_AT = int(os.environ.get("PLAIN_FAIL_AT", "-1"))  # rank 0 raises there, every time
 
 
@@ -87,6 +89,15 @@ def healed(rank: int, plan: EpochPlan, iteration: int, source: str) -> Healed:
     )
 
 
+def tell_pause(last_s: float) -> float:
+    """Now, which is when the next iteration begins."""
+    now_s = time.monotonic()
+    if PAUSES and now_s - last_s >= PAUSE_S_MIN:
+        with open(f"{PAUSES}.{os.getpid()}", "a") as file:
+            file.write(f"{now_s - last_s:.3f}\n")
+    return now_s
+
+
 def main() -> None:
     welcome, pulse, monitor = join()
     rank, waiting = welcome.rank, welcome.waiting
@@ -94,6 +105,7 @@ def main() -> None:
     pulse.advance(Stage.WAITING if waiting else Stage.IDLE, 0, 0)
     monitor.send(encode(WorkerReady(WORKER, rank, waiting)), 1000)
     plan, iteration, holds = None, 0, False
+    last_s = time.monotonic()
     while iteration < ITERATIONS or waiting:
         frame = monitor.next_frame(0 if plan and not waiting and not holds else 50)
         if frame is not None:
@@ -134,6 +146,7 @@ def main() -> None:
             sys.exit(1)
         time.sleep(STEP_MS / 1000)
         iteration += 1
+        last_s = tell_pause(last_s)
         os.pwrite(memory, b"%016d" % iteration, _core.ARENA_HEADER_BYTES)
         pulse.committed(iteration, 1.0)
     pulse.advance(Stage.DONE, iteration, 0)

@@ -69,6 +69,7 @@ class Pulse:
     waiting: bool
     fault_ns: int = 0
     committed_iteration: int = -1
+    loss: float = 0.0  # of that iteration
     declared_ms: float = 0.0  # the script's own bound for what it does
     # since the last sample
     intervals: tuple[tuple[int, int, float], ...] = ()  # (stage, iteration, ms) that ended

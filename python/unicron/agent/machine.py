@@ -338,4 +338,4 @@ class AgentMachine:
 
 def _without_progress(status: WorkerStatus) -> WorkerStatus:
     stage = status.stage if status.stage is Stage.DONE else Stage.IDLE
-    return msgspec.structs.replace(status, stage=stage, iteration=0, progress=0)
+    return msgspec.structs.replace(status, stage=stage, iteration=0, progress=0, loss=None)

@@ -94,6 +94,7 @@ class Worker:
             stage=Stage.DONE if self.has_finished else stage,
             iteration=self.pulse.iteration if self.pulse else -1,
             progress=self.pulse.progress if self.pulse else 0,
+            loss=self.pulse.loss if self.pulse and self.pulse.committed_iteration >= 0 else None,
         )
 
 

@@ -1,9 +1,8 @@
 """A coordinator's right to decide, where there are several: until when it may act, by its own clock alone.
 
 Who leads holds a key under a lease of so many milliseconds, granted and refreshed by somebody else's clock. What it
-may be sure of is counted from before it asked, and ends `silence_ms` early: the time in which agents drop the line of
-a leader that stopped. So when the lease can have run out and a successor begins, nobody listens to the former leader
-any more. A lease that was lost once stays lost: its key may be another's by now.
+may be sure of is counted from before it asked, and ends `margin_ms` early. So when the lease can have run out and a
+successor begins, the former leader has stopped. A lease that was lost once stays lost: its key may be another's by now.
 
 Pure: runtime/election.py has the key in etcd and the clock, the simulator has others.
 """
@@ -16,10 +15,10 @@ NEVER_MS = float("-inf")
 
 
 class Lease:
-    def __init__(self, length_ms: float, silence_ms: float, asked_ms: float) -> None:
+    def __init__(self, length_ms: float, margin_ms: float, asked_ms: float) -> None:
         """asked_ms: our clock before the grant was asked for."""
-        assert 0 <= silence_ms < length_ms, (silence_ms, length_ms)
-        self.span_ms = length_ms - silence_ms
+        assert 0 <= margin_ms < length_ms, (margin_ms, length_ms)
+        self.span_ms = length_ms - margin_ms
         self._until_ms = asked_ms + self.span_ms
         self.is_lost = False
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # imported where they are configured
     from unicron.runtime.etcd import Etcd
     from unicron.runtime.exposition import Exposition
 
-LOOK_MS = 500  # between two looks whether the leader's key is free
+LOOK_MS = 100  # between two looks whether the leader's key is free
 
 log = logging.getLogger("unicron.coordinator")
 
@@ -178,7 +178,8 @@ def new_client(settings: EtcdSettings) -> Etcd:
     from unicron.runtime.etcd import Etcd
 
     try:
-        client = Etcd(settings)
+        # whoever hangs on one member must be able to ask another one while its lease lasts
+        client = Etcd(msgspec.structs.replace(settings, request_s=min(settings.request_s, settings.lease_s / 2)))
         if settings.lease_s < LEASE_S_MIN:
             client.close()
             raise ValueError(f"etcd.lease_s is {settings.lease_s}, and must be {LEASE_S_MIN} at least")

@@ -66,9 +66,11 @@ from unicron.runtime import keys, requests
 from unicron.runtime.beats import BeatDesk
 from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.coordinator_settings import CoordinatorSettings
+from unicron.runtime.dashboard_settings import DashboardSettings
 from unicron.runtime.ending import Ending, settle
 from unicron.runtime.journal_problem import JournalProblem, LeadershipLost
 from unicron.runtime.keyring import Caller, Callers, KeyRing
+from unicron.runtime.logs import Once
 from unicron.runtime.peers import Peers
 from unicron.runtime.probe import Probes, parse_endpoint
 from unicron.runtime.store_server import bind
@@ -79,6 +81,7 @@ from unicron.runtime.zap import Gatekeeper, serve_curve
 if TYPE_CHECKING:  # imported where metrics are wanted: they take longer than all else of a small daemon
     from prometheus_client.core import Metric
 
+    from unicron.runtime.dashboard import Dashboard
     from unicron.runtime.exposition import Exposition
     from unicron.runtime.metrics_coordinator import CoordinatorMetrics
 
@@ -135,11 +138,14 @@ class CoordinatorProcess:
         self._seen: dict[str, WorkerStatus] = {}
         self._pending: dict[str, bytes] = {}  # request -> who asked
         self._num_requests = 0
+        self._num_refused = 0  # messages of admitted peers
+        self._once = Once(log)
         self._keys_of: dict[str, str] = {}  # node -> the key it showed last
         self._listened_ms = 0.0  # when the queue was empty last
         self._heard_ms: dict[str, float] = {}  # node -> its last message
         self._exposition: Exposition | None = None
         self._metrics: CoordinatorMetrics | None = None
+        self._dashboard: Dashboard | None = None
         self._webhook = Webhook(settings.webhook) if settings.webhook else None
         self._last_reasons: dict[str, str] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -156,6 +162,8 @@ class CoordinatorProcess:
             self._beats = BeatDesk(host.strip("[]"), parse_endpoint(self.endpoint)[1], self._order_beats)
             if settings.metrics:
                 self._expose(settings.metrics)
+            if settings.dashboard is not None:
+                self._show(settings.dashboard)
         except (OSError, ValueError):
             self.close()
             raise
@@ -171,6 +179,12 @@ class CoordinatorProcess:
 
         self._exposition = Exposition(address)
         self._metrics = CoordinatorMetrics(self._exposition.registry)
+
+    def _show(self, settings: DashboardSettings) -> None:
+        from unicron.runtime.dashboard import Dashboard
+        from unicron.runtime.dashboard_view import snapshot
+
+        self._dashboard = Dashboard(settings, lambda: snapshot(self._machine.state, self._seen, self._now_ms()))
 
     def _make_router(self, secret: str) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
@@ -221,7 +235,8 @@ class CoordinatorProcess:
         assert self._metrics is not None
         now_ms, state = self._now_ms(), self._machine.state
         beating = {node.name: now_ms for node in state.nodes.values() if node.hearing is Hearing.HEARD}
-        return self._metrics.families(state, {**self._heard_ms, **beating}, now_ms, self._gate.num_refused)
+        heard = {**self._heard_ms, **beating}
+        return self._metrics.families(state, heard, now_ms, self._gate.num_refused, self._num_refused)
 
     def _now_ms(self) -> float:
         """Of one clock for all coordinators of a cluster."""
@@ -241,6 +256,8 @@ class CoordinatorProcess:
         self._ending.register(poller)
         if self._exposition is not None:
             poller.register(self._exposition.fileno(), zmq.POLLIN)
+        if self._dashboard is not None:
+            poller.register(self._dashboard.fileno(), zmq.POLLIN)
         for fd in self._probes.fds:
             poller.register(fd, zmq.POLLOUT)
         most_ms = 20.0 if self._probes.is_pending else POLL_MS_MAX
@@ -251,6 +268,8 @@ class CoordinatorProcess:
             self._gate.serve()
         if self._exposition is not None and self._exposition.fileno() in ready:
             self._exposition.serve()
+        if self._dashboard is not None and self._dashboard.fileno() in ready:
+            self._dashboard.serve()
         is_behind = self._read_messages()
         self._read_endings()
         if self._beats.fileno() in ready:
@@ -280,6 +299,8 @@ class CoordinatorProcess:
             self._metrics.note_append(len(entries), time.perf_counter() - began)
         for action in actions:
             self._carry_out(action)
+        if self._dashboard is not None and entries:
+            self._dashboard.changed()
 
     # ------------------------------------------------------------ keys
 
@@ -311,7 +332,7 @@ class CoordinatorProcess:
             except zmq.Again:
                 return False
             if len(frames) != 2:
-                log.warning("refused: message of %d frames", len(frames))
+                self._refused(str(frames[-1].get("User-Id")), "frames", f"message of {len(frames)} frames")
                 continue
             identity = frames[0].bytes
             key = str(frames[1].get("User-Id"))
@@ -322,7 +343,7 @@ class CoordinatorProcess:
             try:
                 message = decode(frames[1].bytes)
             except MessageRefused as error:
-                log.warning("refused %s: %s", type(error).__name__, error)
+                self._refused(key, type(error).__name__, f"{type(error).__name__}: {error}")
                 self._answer_refusal(identity, caller.role, str(error))
                 continue
             self._dispatch(identity, frames[1], message, caller)
@@ -333,7 +354,8 @@ class CoordinatorProcess:
         if role == "client" and isinstance(message, Request):
             self._serve_request(identity, message)
         elif caller.node and isinstance(message, AgentHello) and message.node != caller.node:
-            log.warning("refused: hello of %s with the key of %s", message.node, caller.node)
+            key = str(frame.get("User-Id"))
+            self._refused(key, message.node, f"hello of {message.node} with the key of {caller.node}")
         elif role == "agent" and isinstance(message, AgentHello) and self._is_of_older_life(message):
             # Refused by name. The node's line stays that of its newer life, which would never say hello again.
             self._turn_away(identity, message)
@@ -355,7 +377,8 @@ class CoordinatorProcess:
             if node is None:
                 if isinstance(message, AgentHeartbeat):
                     self._turn_away(identity, message)
-                log.warning("refused: %s of a connection without hello", type(message).__name__)
+                name = type(message).__name__
+                self._refused(str(frame.get("User-Id")), name, f"{name} of a connection without hello")
                 return
             self._heard_ms[node] = self._now_ms()
             if isinstance(message, AgentHeartbeat):
@@ -365,8 +388,13 @@ class CoordinatorProcess:
             self._step(AgentMessage(node, message))
         else:
             name = type(message).__name__
-            log.warning("refused: %s from a peer with the key of %s", name, role)
+            self._refused(str(frame.get("User-Id")), name, f"{name} from a peer with the key of {role}")
             self._answer_refusal(identity, str(role), f"a {role} may not send {name}")
+
+    def _refused(self, key: str, what: str, text: str) -> None:
+        """Once a key and reason: whoever says it again and again does not fill the log."""
+        self._num_refused += 1
+        self._once.warn((key, what), f"refused of key {key[:8]}...: {text}")
 
     def _is_of_older_life(self, hello: AgentHello) -> bool:
         """Its machine stood still, and meanwhile the node began anew."""
@@ -481,6 +509,8 @@ class CoordinatorProcess:
     def close(self) -> None:
         if self._exposition is not None:
             self._exposition.close()
+        if self._dashboard is not None:
+            self._dashboard.close()
         if self._beats is not None:
             self._beats.close()
         if self._webhook is not None:

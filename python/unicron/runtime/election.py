@@ -3,10 +3,14 @@
     waiting --the key is absent, and ours is put there--> leading --its lease ran out, or is given back--> waiting
 
 A leader knows by its own clock until when nobody else can have followed: from before the last refresh that was
-answered, the lease's length less what agents need to drop a silent connection (``SILENCE_S``). Past that moment it
-does not act, whatever made it late: frozen, cut off, asleep. So when a successor begins, the leader before it has
-stopped, and no agent holds a line to it any more. What it writes is fenced apart: each transaction on the journal
-requires that the leader key is still the very one (create revision) that it put there.
+answered, the lease's length less a margin (``margin_s``). Past that moment it does not act, whatever made it late:
+frozen, cut off, asleep. So when a successor begins, the leader before it has stopped. What it writes is fenced apart:
+each transaction on the journal requires that the leader key is still the very one (create revision) that it put there.
+
+What it had sent before it froze may still arrive, where an agent has not dropped its line yet. Those are decisions of
+the journal, which the successor has read, and an agent takes them before it says hello to the successor or not at all,
+because with that hello the former line is closed. A long lease has a margin in which every silent line is dropped first
+(``SILENCE_S``); a short one gives a successor sooner.
 
 The lease is refreshed by a thread with a client of its own: neither a long step nor a slow write may lose it.
 """
@@ -19,6 +23,8 @@ import socket
 import threading
 import time
 
+import msgspec
+
 from unicron.coordinator.lease import Lease
 from unicron.runtime.coordinator_link import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
 from unicron.runtime.coordinator_settings import EtcdSettings
@@ -26,8 +32,14 @@ from unicron.runtime.etcd import Etcd, EtcdProblem, is_absent, put, read, value_
 from unicron.runtime.journal_problem import LeadershipLost
 
 SILENCE_S = (HEARTBEAT_MS + HEARTBEAT_TIMEOUT_MS) / 1000
-LEASE_S_MIN = 5  # SILENCE_S, and as much again to refresh it in
-RETRY_S = 0.25
+LEASE_S_MIN = 2  # etcd with its usual election timeout grants no shorter one
+RETRY_S = 0.1
+HOLD_S = 0.5  # a leader whose span is over waits so long for etcd's word
+
+
+def margin_s(lease_s: float) -> float:
+    """So long before its lease can run out a leader stops."""
+    return min(SILENCE_S, lease_s / 4)
 
 
 class Leadership:
@@ -37,16 +49,25 @@ class Leadership:
         self.offset_ms = 0.0  # of the cluster's clock against our monotonic one
         self.key = leader_key(settings)
         self.revision = revision  # fences what we write
-        self._term = Lease(settings.lease_s * 1000, SILENCE_S * 1000, granted_s * 1000)
+        self._term = Lease(settings.lease_s * 1000, margin_s(settings.lease_s) * 1000, granted_s * 1000)
         self._lease = lease
-        self._etcd = Etcd(settings)
+        # a member that says nothing must not cost the whole span
+        self._etcd = Etcd(msgspec.structs.replace(settings, request_s=min(settings.request_s, settings.lease_s / 4)))
         self._stop = threading.Event()
+        self._asked = threading.Condition()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
         self._thread.start()
 
     def require(self) -> None:
-        """LeadershipLost when somebody else may lead by now."""
+        """LeadershipLost when somebody else may lead by now. Who was only late (a busy machine) waits a moment for etcd
+        to say that the lease never ran out: then nobody can have followed."""
         left_s = self.left_s
+        if left_s <= 0 and not self._term.is_lost:
+            with self._asked:
+                self._asked.wait_for(lambda: self.left_s > 0 or self._term.is_lost, HOLD_S)
+            left_s = self.left_s
+        if self._term.is_lost:
+            raise LeadershipLost("its lease ran out: another coordinator may decide")
         if left_s <= 0:
             raise LeadershipLost(f"its lease was not refreshed in time: {-left_s:.1f} s too late to decide")
 
@@ -63,13 +84,18 @@ class Leadership:
         while not self._stop.wait(wait_s):
             began_s = clock_s()
             try:
-                if not self._etcd.refresh(self._lease):
-                    self.lose()
-                    return
+                is_there = self._etcd.refresh(self._lease)
             except EtcdProblem:
                 wait_s = RETRY_S
                 continue
-            self._term.refreshed(began_s * 1000)
+            with self._asked:
+                if is_there:
+                    self._term.refreshed(began_s * 1000)
+                else:
+                    self.lose()
+                self._asked.notify_all()
+            if not is_there:
+                return
             wait_s = self._term.refresh_ms / 1000
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ from unicron.runtime.client import (
     CoordinatorSilent,
 )
 from unicron.runtime.coordinator_settings import CoordinatorSettings
+from unicron.runtime.dashboard_settings import DashboardSettings
 
 START_S_MAX = 120.0
 STOP_S_MAX = 5.0
@@ -85,11 +86,12 @@ class LocalCluster:
         state: Path | None = None,
         checks: bool = False,
         owner: str = "",
+        dashboard: DashboardSettings | None = None,
     ) -> None:
         """log_dir: of the daemons (None: inside the cluster's directory, gone with it). metrics: address of a daemon's
         (coordinator, n0, ...); no other has one. nodes: their names. state: where keys and journal are kept (None:
         inside the cluster's directory). checks: each agent looks at the hardware, which is the same machine's. owner:
-        the command that it is for, told to whoever finds it."""
+        the command that it is for, told to whoever finds it. dashboard: where its page is served."""
         self.nodes = tuple(nodes) or tuple(f"n{index}" for index in range(num_agents))
         self._slots = slots
         self._understudies = understudies
@@ -98,6 +100,7 @@ class LocalCluster:
         self._agent_bounds = dict(agent_bounds or {})
         self._metrics = dict(metrics or {})
         self._checks = checks
+        self._dashboard = dashboard
         self.directory = Path(tempfile.mkdtemp(prefix=LOCAL_PREFIX))
         (self.directory / OWNER_FILE).write_text(owner)
         self.state = state or self.directory
@@ -200,6 +203,7 @@ class LocalCluster:
             journal=str(self.state / "journal.db"),
             journal_pages_max=self.journal_pages_max,
             metrics=self._metrics.get("coordinator", ""),
+            dashboard=self._dashboard,
             machine=self._coordinator_config,
         )
         ready = self.directory / ADDRESS_FILE

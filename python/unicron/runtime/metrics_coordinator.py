@@ -85,8 +85,11 @@ class CoordinatorMetrics:
                 self._lost.labels(incident.fault, name.removesuffix("_gpu_s")).inc(grown)
         self._costs[incident.id] = {name: max(value, known.get(name, 0.0)) for name, value in cost.items()}
 
-    def families(self, state: State, heard_ms: Mapping[str, float], now_ms: float, refused: int) -> Iterable[Metric]:
-        """heard_ms: when each node was heard last; refused: connections without an admitted key."""
+    def families(
+        self, state: State, heard_ms: Mapping[str, float], now_ms: float, refused: int, refused_messages: int = 0
+    ) -> Iterable[Metric]:
+        """heard_ms: when each node was heard last; refused: connections without an admitted key; refused_messages: of
+        those that have one."""
         for name in sorted(state.sub_healthy):  # these grow while nothing happens
             self._count_cost(state.incidents[name], now_ms)
         self._costs = {name: cost for name, cost in self._costs.items() if name in state.incidents}
@@ -94,6 +97,8 @@ class CoordinatorMetrics:
         yield from node_families(state, heard_ms, now_ms)
         yield from task_families(state, now_ms)
         yield CounterMetricFamily("unicron_refused_connections", "Without an admitted key.", value=refused)
+        text = "Messages of admitted peers that could not be taken."
+        yield CounterMetricFamily("unicron_refused_messages", text, value=refused_messages)
 
 
 def phases_s(incident: Incident) -> dict[str, float]:

@@ -105,6 +105,7 @@ class Pulses:
             waiting=page.waiting,
             fault_ns=page.fault_ns,
             committed_iteration=page.committed_iteration,
+            loss=page.loss,
             declared_ms=page.declared_ms,
             last_words=page.last_words,
         )

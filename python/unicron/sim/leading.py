@@ -17,11 +17,11 @@ from unicron.sim.etcd import Append, Etcd, Line
 if TYPE_CHECKING:
     from unicron.sim.coordinator_host import CoordinatorHost
 
-LEASE_MS = 5_000.0  # the shortest that election.py admits
-SILENCE_MS = 2_500.0  # election.SILENCE_S
-LOOK_MS = 500.0  # between two looks whether the key is free
+LEASE_MS = 2_000.0  # the shortest that election.py admits
+MARGIN_MS = 500.0  # election.margin_s of it
+LOOK_MS = 100.0  # between two looks whether the key is free
 RETRY_MS = 100.0  # of a write
-REFRESH_RETRY_MS = 250.0
+REFRESH_RETRY_MS = 100.0
 TURN_MS = 500.0  # its loop turns at least so often
 
 
@@ -103,7 +103,7 @@ class Leading:
             self._wait()
             return
         self.world.count("led")
-        self.lease = Lease(LEASE_MS, SILENCE_MS, asked_ms)
+        self.lease = Lease(LEASE_MS, MARGIN_MS, asked_ms)
         self._lease_id, self._revision = lease, revision
         self._keep()
         self._turn()
