@@ -189,6 +189,7 @@ class TaskState:
     decided_ms: float | None = None  # when the transition under way was decided
     pace: Pace | None = None  # who is slow; learned afresh by a new coordinator
     change: LayoutChange | None = None  # of layout, under way
+    change_asked: int = 0  # number of the decision that last asked for one: once each
     change_refused: str = ""  # why the last one was called off, for people
     moves: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT_MAX))  # what they cost
     cause_to_stay: str = ""  # why it could not leave, for people
