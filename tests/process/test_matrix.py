@@ -43,6 +43,18 @@ def test_in_exact_mode_every_history_ends_in_the_same_bits(tmp_path: Path) -> No
     assert all(result["incidents"] for result in found.values())
 
 
+def test_a_history_that_ended_in_another_digest_is_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "histories.jsonl"
+    path.write_text(
+        '{"layout": "1,1,4", "optimizer": "plain", "seed": 3, "digest": "a", "passed": true}\n'
+        '{"layout": "1,1,4", "optimizer": "plain", "seed": 4, "digest": "b", "passed": true}\n'
+        '{"layout": "1,1,4", "optimizer": "plain", "seed": 5, "digest": "c", "passed": false}\n'
+        '{"layout": "1,1,4", "optimizer": "distributed", "seed": 6, "digest": "a", "passed": true}\n'
+    )
+    done = histories.known(path, "1,1,4", "plain")
+    assert histories.left_of(range(3, 7), done, "a") == [4, 5, 6]
+
+
 def test_what_passed_is_not_run_again(tmp_path: Path) -> None:
     row = ROWS[0]
     path = tmp_path / "matrix.jsonl"
