@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,16 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], float]] = {
 }
 
 
-def incidents(layout: Layout, case: Case, runs: int, folder: Path) -> Iterator[dict[str, Any]]:
+def incidents(layout: Layout, cases: list[Case], runs: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """By case, in one living task."""
     options = runner.Options(layout, folder=folder, measure_unmanaged=False)
+    found: dict[str, list[dict[str, Any]]] = {case.name: [] for case in cases}
     with runner.Suite(options, Progress()) as suite:
-        for verdict in Chain(suite, layout, [case] * runs).run():
+        for verdict in Chain(suite, layout, cases * runs).run():
             if not verdict["passed"]:
-                raise SystemExit(f"{case.name}: {verdict['reasons'][0]}")
-            yield from verdict["incidents"]
+                raise SystemExit(f"{verdict['case']}: {verdict['reasons'][0]}")
+            found[verdict["case"]] += verdict["incidents"]
+    return found
 
 
 def iteration_ms(layout: Layout, folder: Path) -> float:
@@ -73,12 +76,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="unicron-bench-") as folder:
         for text in arguments.layouts:
             layout = runner.layout_of(*map(int, text.split(",")))
-            for case in REPLACE:
-                if case.name in arguments.cases and case.fits(layout):
-                    found = list(incidents(layout, case, arguments.runs, Path(folder) / text / case.name))
-                    parts = {name: statistics.median(map(of, found)) for name, of in COLUMNS.items()}
-                    bench.add(f"{text} {case.name}", [i["lost_ms"] for i in found], **parts)
-                    print(f"{text} {case.name}", file=sys.stderr, flush=True)
+            cases = [case for case in REPLACE if case.name in arguments.cases and case.fits(layout)]
+            for name, found in incidents(layout, cases, arguments.runs, Path(folder) / text).items():
+                parts = {part: statistics.median(map(of, found)) for part, of in COLUMNS.items()}
+                bench.add(f"{text} {name}", [i["lost_ms"] for i in found], **parts)
+                print(f"{text} {name}", file=sys.stderr, flush=True)
         if arguments.exact_rounds:
             add_exact(bench, arguments.layouts[0], arguments.exact_rounds, Path(folder))
     bench.finish(arguments)
