@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from unicron.demo import histories, matrix, runner
+from unicron.demo import chain, histories, matrix, runner
 from unicron.demo.matrix_cases import ROWS
 from unicron.demo.progress import Progress
 
@@ -53,6 +54,15 @@ def test_a_history_that_ended_in_another_digest_is_run_again(tmp_path: Path) -> 
     )
     done = histories.known(path, "1,1,4", "plain")
     assert histories.left_of(range(3, 7), done, "a") == [4, 5, 6]
+
+
+def test_a_case_whose_incident_names_no_iteration_ends_where_training_is(tmp_path: Path) -> None:
+    """Else the next case is judged by what this one computed again."""
+    cluster = SimpleNamespace(task=lambda name: {"iteration": 41})
+    eye = chain._Eye(cluster, "t", tmp_path)
+    assert eye._interrupted([{"iteration": -1}]) == 41
+    assert eye._interrupted([{"iteration": 12}, {"iteration": 13}]) == 13
+    assert eye._interrupted([]) == 41
 
 
 def test_what_passed_is_not_run_again(tmp_path: Path) -> None:
