@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ CASES = ("compute", "backward", "tie", "reduce-during", "commit", "step", "excep
 PARTS: dict[str, tuple[str, ...]] = {  # names of healing's actions
     "agree": ("ExchangeInside", "ExchangeWorld"),
     "group": ("RebuildInside", "RebuildCross"),
-    "state": ("FetchState", "LoadCheckpoint"),
+    "state": ("FetchState", "GoBack", "LoadCheckpoint"),
     "reduce": ("Reduce", "Commit", "Confirm"),
 }
 EXACT_ITERATIONS = 24
@@ -47,13 +47,20 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], float]] = {
 }
 
 
-def incidents(layout: Layout, case: Case, runs: int, folder: Path) -> Iterator[dict[str, Any]]:
+def incidents(
+    layout: Layout, cases: list[Case], runs: int, folder: Path
+) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """(by case, in one living task; what was not as it must be)."""
     options = runner.Options(layout, folder=folder, measure_unmanaged=False)
+    found: dict[str, list[dict[str, Any]]] = {case.name: [] for case in cases}
+    wrong: list[str] = []
     with runner.Suite(options, Progress()) as suite:
-        for verdict in Chain(suite, layout, [case] * runs).run():
-            if not verdict["passed"]:
-                raise SystemExit(f"{case.name}: {verdict['reasons'][0]}")
-            yield from verdict["incidents"]
+        for verdict in Chain(suite, layout, cases * runs).run():
+            if verdict["passed"]:
+                found[verdict["case"]] += verdict["incidents"]
+            else:
+                wrong.append(f"{verdict['case']}: {verdict['reasons'][0]}")
+    return {name: incidents for name, incidents in found.items() if incidents}, wrong
 
 
 def iteration_ms(layout: Layout, folder: Path) -> float:
@@ -70,18 +77,23 @@ def main() -> None:
     parser.add_argument("--exact-rounds", type=int, default=3, help="0: the cost of exact sums is not measured")
     arguments = parser.parse_args()
     bench = common.Bench("transition", "ms lost", configuration={"model": "GPT 4 x 64, seq 64", "understudies": 1})
+    wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="unicron-bench-") as folder:
         for text in arguments.layouts:
             layout = runner.layout_of(*map(int, text.split(",")))
-            for case in REPLACE:
-                if case.name in arguments.cases and case.fits(layout):
-                    found = list(incidents(layout, case, arguments.runs, Path(folder) / text / case.name))
-                    parts = {name: statistics.median(map(of, found)) for name, of in COLUMNS.items()}
-                    bench.add(f"{text} {case.name}", [i["lost_ms"] for i in found], **parts)
-                    print(f"{text} {case.name}", file=sys.stderr, flush=True)
+            cases = [case for case in REPLACE if case.name in arguments.cases and case.fits(layout)]
+            by_case, not_so = incidents(layout, cases, arguments.runs, Path(folder) / text)
+            wrong += [f"{text} {problem}" for problem in not_so]
+            for name, found in by_case.items():
+                parts = {part: statistics.median(map(of, found)) for part, of in COLUMNS.items()}
+                bench.add(f"{text} {name}", [i["lost_ms"] for i in found], **parts)
+                print(f"{text} {name}", file=sys.stderr, flush=True)
         if arguments.exact_rounds:
             add_exact(bench, arguments.layouts[0], arguments.exact_rounds, Path(folder))
+    bench.configuration["not as it must be"] = len(wrong)
     bench.finish(arguments)
+    if wrong:
+        raise SystemExit("; ".join(wrong))
 
 
 def add_exact(bench: common.Bench, text: str, rounds: int, folder: Path) -> None:

@@ -118,6 +118,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exact: bool = False  # gradients are summed as integers: the result does not depend on widths and failures
     sharded: bool = False  # each replica holds and steps its own shard of the optimizer's state (no copy elsewhere)
     buddy: bool = False  # of a sharded state: a rank on another node keeps a copy of each shard, renewed by every step
+    buddy_every: int = 0  # iterations; > 0: copies are made beside the training, and a lost node takes all back to one
 
     @property
     def replica_size(self) -> int:

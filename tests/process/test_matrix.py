@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from unicron.demo import histories, matrix, runner
+from unicron.demo import chain, histories, matrix, runner
 from unicron.demo.matrix_cases import ROWS
 from unicron.demo.progress import Progress
 
@@ -41,6 +42,27 @@ def test_in_exact_mode_every_history_ends_in_the_same_bits(tmp_path: Path) -> No
     wrong = {seed: (result["says"], result["reasons"]) for seed, result in found.items() if not result["passed"]}
     assert not wrong, f"{wrong}\nreplay: python -m unicron.demo.histories --seed {min(wrong)} --count 1"
     assert all(result["incidents"] for result in found.values())
+
+
+def test_a_history_that_ended_in_another_digest_is_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "histories.jsonl"
+    path.write_text(
+        '{"layout": "1,1,4", "optimizer": "plain", "seed": 3, "digest": "a", "passed": true}\n'
+        '{"layout": "1,1,4", "optimizer": "plain", "seed": 4, "digest": "b", "passed": true}\n'
+        '{"layout": "1,1,4", "optimizer": "plain", "seed": 5, "digest": "c", "passed": false}\n'
+        '{"layout": "1,1,4", "optimizer": "distributed", "seed": 6, "digest": "a", "passed": true}\n'
+    )
+    done = histories.known(path, "1,1,4", "plain")
+    assert histories.left_of(range(3, 7), done, "a") == [4, 5, 6]
+
+
+def test_a_case_whose_incident_names_no_iteration_ends_where_training_is(tmp_path: Path) -> None:
+    """Else the next case is judged by what this one computed again."""
+    cluster = SimpleNamespace(task=lambda name: {"iteration": 41})
+    eye = chain._Eye(cluster, "t", tmp_path)
+    assert eye._interrupted([{"iteration": -1}]) == 41
+    assert eye._interrupted([{"iteration": 12}, {"iteration": 13}]) == 13
+    assert eye._interrupted([]) == 41
 
 
 def test_what_passed_is_not_run_again(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_job(tmp_path: Path) -> None:
         ("restart: {grace_s: -3}", "restart.grace_s is -3.0"),
         ("checkpoint: {every: 3}", "checkpoint.every without checkpoint.dir"),
         ("name: a/b", "name 'a/b'"),
-        ("backup: {every: 2}", "say sync: true"),
+        ("backup: {every: 2}", "layout.optimizer must be distributed"),
         ("backup: {sync: true}", "layout.optimizer must be distributed"),
         ("global_batch: 15", "no multiple"),
         ("workers: {min: 8, max: 16}", "outside 8"),
@@ -103,7 +103,30 @@ def test_shards_have_buddies_when_the_job_says_so(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
     layout = load_job(path)["layout"]
-    assert layout["sharded"] and layout["buddy"]
+    assert layout["sharded"] and layout["buddy"] and not layout["buddy_every"]
+    path.write_text(text.replace("{sync: true}", "{every: 10, sync: false}"))
+    assert load_job(path)["layout"]["buddy_every"] == 10
+
+
+def test_a_job_says_what_another_layout_earns(tmp_path: Path) -> None:
+    text = "name: t\ncommand: [x]\nlayouts: [{dp: 2}, {tp: 2, dp: 2}]\nthroughput: {1: 1e12, 2: 2e12, 4: 3e12}\n"
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    assert load_job(path)["throughput"][4] == 3e12
+    path.write_text(text.replace("4: 3e12", "3: 3e12"))
+    with pytest.raises(FileProblem, match="throughput names 3 workers"):
+        load_job(path)
+
+
+@pytest.mark.parametrize(
+    ("backup", "problem"),
+    [("{every: 10, sync: true}", "leave out every"), ("{every: 1}", "at least 2"), ("{every: -1}", "at least 2")],
+)
+def test_backups_that_cannot_be(tmp_path: Path, backup: str, problem: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"name: t\ncommand: [x]\nlayout: {{dp: 2, optimizer: distributed}}\nbackup: {backup}\n")
+    with pytest.raises(FileProblem, match=problem):
+        load_job(path)
 
 
 WIDE = """

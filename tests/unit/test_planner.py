@@ -11,6 +11,7 @@ import pytest
 
 from unicron.cli import main
 from unicron.planner import Cluster, Planner, PlannerProblem, check
+from unicron.planner.explain import explain
 from unicron.planner.planner import at_least
 from unicron.planner.situation import situation_of
 
@@ -55,6 +56,7 @@ def task(**changes: Any) -> dict[str, Any]:
         ({"tasks": [task(workers={"min": 2, "max": 1})]}, "workers.max 1 is below workers.min 2"),
         ({"tasks": [task(workers={"min": 0, "max": 1})]}, "workers.min is 0"),
         ({"tasks": [task(workers={"min": 1, "max": 4, "unit": 2})]}, "not workers.min and a multiple of unit"),
+        ({"tasks": [task(relayout_s={2: -1.0})]}, "relayout_s at 2 slots is -1.0"),
         ({"tasks": [task(group=2)]}, "must be multiples of group 2"),
         ({"tasks": [task(group=8, workers={"min": 8, "max": 8}, throughput={8: 1.0})]}, "group 8 fits no node"),
         ({"tasks": [task(holds={"n9": 1})]}, "no node n9"),
@@ -85,6 +87,32 @@ def test_a_lost_node_costs_the_lighter_task() -> None:
     assert {(move.task, move.node, move.change) for move in decision.moves} == {
         ("a", "n0", -4), ("a", "n1", 4), ("b", "n1", -4),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("seconds", "slots"), [(20.0, 8), (1e9, 4)])
+def test_another_layout_is_taken_when_its_time_is_worth_it(seconds: float, slots: int) -> None:
+    """It is on 4 slots; on 8 it runs in another layout only."""
+    gpt = {
+        "name": "gpt", "workers": {"min": 4, "max": 4}, "throughput": {4: 4e14, 8: 7e14}, "holds": {"n0": 4},
+        "relayout_s": {8: seconds},
+    }  # fmt: skip
+    planner = Planner(decoded(cluster(tasks=[gpt])))
+    decision = planner.decision(())
+    assert decision.allocation == {"gpt": slots}
+    said = "goes over to another layout, on 8 slots, in about 20 s" in explain(planner, decision)
+    assert said == (slots == 8)
+
+
+def test_who_lost_slots_goes_on_without_them_before_it_changes_its_layout() -> None:
+    gpt = {
+        "name": "gpt", "workers": {"min": 2, "max": 4, "unit": 2}, "throughput": {2: 1e14, 3: 2e14, 4: 4e14},
+        "holds": {"n0": 4}, "relayout_s": {3: 10.0},
+    }  # fmt: skip
+    planner = Planner(decoded(cluster(nodes=[{"name": "n0", "slots": 4}], tasks=[gpt])))
+    counts = planner._counts[0]
+    healthy = dict(zip(counts.tolist(), planner._seconds(planner.cluster.tasks[0], counts, None), strict=True))
+    wounded = dict(zip(counts.tolist(), planner._seconds(planner.cluster.tasks[0], counts, 60.0), strict=True))
+    assert healthy[3] == 10.0 and wounded[3] == 10.0 + planner.cluster.transitions.shrink_s
 
 
 def test_a_finished_task_leaves_its_slots() -> None:

@@ -229,3 +229,59 @@ def test_a_change_that_fails_while_a_report_is_judged_is_called_off_afterwards()
     plan = driver.task.plan
     assert driver.task.change is None and plan is not None
     assert (plan.layout, plan.epoch, plan.touched) == (SMALL, 2, (0, 1))
+
+
+# ---------------------------------------------------------------- the planner's choice
+
+BIG = Layout(tp=2, dp=3, num_micro_batches=6)
+STATED = {1: 1e12, 2: 2e12, 6: 9e12}
+
+
+def told_what_it_earns(earns: dict[int, float]) -> Coordinator:
+    """Four slots, a task on two of them that could go over to six."""
+    small = Layout(dp=2, num_micro_batches=6)
+    return running(small, layouts=(small, BIG), throughput=earns)
+
+
+def test_the_planner_takes_a_task_over_to_another_layout_when_slots_come() -> None:
+    driver = told_what_it_earns(STATED)
+    before = driver.task.placement
+    driver.hello("n2")
+    change = driver.task.change
+    assert change is not None and change.layout == BIG and len(change.placement) == 6
+    decided = driver.machine.state.allocation
+    assert decided.layouts == {TASK: BIG} and "goes over to another layout, on 6 slots" in decided.reason
+    assert driver.task.placement == before, "its roles are the present layout's until everybody has the other"
+    joined(driver)
+    ready(driver)
+    assert driver.task.job.layout == BIG and driver.machine.state.allocation.layouts == {}
+    driver.all_healed()
+    driver.machine.invariants()
+    assert driver.task.phase is TaskPhase.RUNNING and driver.task.change is None
+
+
+@pytest.mark.parametrize("earns", [{1: 1e12, 2: 2e12, 6: 1.5e12}, {1: 1e12, 2: 2e12}, {}])
+def test_it_stays_where_it_earns_more_or_nobody_knows(earns: dict[int, float]) -> None:
+    driver = told_what_it_earns(earns)
+    driver.hello("n2")
+    assert driver.task.change is None and not driver.machine.state.allocation.layouts
+
+
+def test_a_change_that_was_called_off_is_not_begun_again_by_the_same_decision() -> None:
+    driver = told_what_it_earns(STATED)
+    driver.hello("n2")
+    joined(driver)
+    ready(driver, error="out of memory")
+    driver.all_healed()
+    assert driver.task.change is None and "out of memory" in driver.task.change_refused
+    driver.beat("n0")
+    assert driver.task.change is None
+
+
+def test_the_choice_outlives_the_coordinator() -> None:
+    driver = told_what_it_earns(STATED)
+    driver.hello("n2")
+    driver.restart()
+    for node in ("n0", "n1", "n2"):
+        driver.hello(node, knows=node != "n2")
+    assert driver.task.change is not None and driver.task.change.layout == BIG

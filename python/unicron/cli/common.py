@@ -103,6 +103,17 @@ def print_table(rows: Iterable[dict[str, Any]], columns: Sequence[str], empty: s
         print(empty)
 
 
+def buddies_of(buddy: bool, every: int) -> bool:
+    """Whether shards are copied at all. every: --buddy-every, which is another way to want it."""
+    from unicron.healing.buddies import EVERY_MIN
+
+    if buddy and every:
+        raise Problem("--buddy copies after every iteration, --buddy-every beside the training: say one of them", 2)
+    if every and every < EVERY_MIN:
+        raise Problem(f"--buddy-every {every}: must be at least {EVERY_MIN}; --buddy copies after every iteration", 2)
+    return buddy or every > 0
+
+
 def cost_words(cost: dict[str, float]) -> str:
     """C_recovery in GPU-seconds, part by part."""
     return ", ".join(f"{name.removesuffix('_gpu_s').replace('_', '-')} {value:.1f}" for name, value in cost.items())

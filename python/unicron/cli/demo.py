@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Json, Problem, print_json
+from unicron.cli.common import Json, Problem, buddies_of, print_json
 
 OPTIMIZERS = ("plain", "distributed")
 RECOVERIES = ("in-order",)
@@ -30,6 +30,7 @@ def main(
     recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: the same bits at any width.")] = False,
     buddy: Annotated[bool, typer.Option("--buddy", help="Of a distributed optimizer: copies on another node.")] = False,
+    buddy_every: Annotated[int, typer.Option(help="The same, every so many iterations, beside the training.")] = 0,
     seed: Annotated[int, typer.Option(help="Of random-kills.")] = 0,
     report: Annotated[str, typer.Option(help="Folder of runs, logs and picture.")] = "unicron-demo",
     keep: Annotated[bool, typer.Option("--keep", help="Keep gradients and weights.")] = False,
@@ -50,11 +51,14 @@ def main(
 
     _refuse("optimizer", optimizer, OPTIMIZERS)
     _refuse("recovery", recovery, RECOVERIES)
+    buddy = buddies_of(buddy, buddy_every)
     if buddy and optimizer != "distributed":
         raise Problem("--buddy copies shards of the distributed optimizer: add --optimizer distributed", 2)
     names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=optimizer == "distributed"))
     options = Options(
-        layout_of(*_sizes(layout), sharded=optimizer == "distributed", exact=exact, buddy=buddy),
+        layout_of(
+            *_sizes(layout), sharded=optimizer == "distributed", exact=exact, buddy=buddy, buddy_every=buddy_every
+        ),
         iterations,
         seed,
         Path(report),

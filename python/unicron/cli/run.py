@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from unicron.cli.common import Json, Problem
+from unicron.cli.common import Json, Problem, buddies_of
 from unicron.types import Layout
 
 AGENTS = "As if so many nodes; in a Slurm allocation those that train, the rest stands by. Default 1, or all."
@@ -30,6 +30,9 @@ def main(
     optimizer: Annotated[str, typer.Option(help="plain, or distributed: what the script builds.")] = "plain",
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: one result whatever fails.")] = False,
     buddy: Annotated[bool, typer.Option("--buddy", help="Distributed: each shard is copied to another node.")] = False,
+    buddy_every: Annotated[
+        int, typer.Option(help="The same every so many iterations, beside the training.", min=0)
+    ] = 0,
     micro_batches: Annotated[int, typer.Option(help="Of one iteration, for the whole task; default 4 a replica.")] = 0,
     micro_batch: Annotated[int, typer.Option(help="Samples in one.")] = 1,
     checkpoint_dir: Annotated[str, typer.Option()] = "",
@@ -68,8 +71,9 @@ def main(
     agents = _agents(agents, len(allocation.nodes) if allocation else 0)
     is_managed = seems_managed(command) if managed is None else managed
     layout = _layout(
-        world_layout(agents * slots, tp, pp, micro_batch, micro_batches), optimizer, exact=exact, buddy=buddy
-    )
+        world_layout(agents * slots, tp, pp, micro_batch, micro_batches), optimizer, exact=exact,
+        buddy=buddy, buddy_every=buddy_every,
+    )  # fmt: skip
     job = Job(
         name=name or _name(script[0]),
         command=command,
@@ -106,14 +110,17 @@ def _agents(agents: int, allocated: int) -> int:
     return agents or allocated or 1
 
 
-def _layout(layout: Layout, optimizer: str, *, exact: bool, buddy: bool) -> Layout:
+def _layout(layout: Layout, optimizer: str, *, exact: bool, buddy: bool, buddy_every: int) -> Layout:
     if optimizer not in ("plain", "distributed"):
         raise Problem(f"--optimizer {optimizer}: say plain or distributed", 2)
+    buddy = buddies_of(buddy, buddy_every)
     if buddy and (optimizer != "distributed" or layout.dp < 2):
         raise Problem(
             "--buddy copies shards of a distributed optimizer, and needs --optimizer distributed and dp > 1", 2
         )
-    return msgspec.structs.replace(layout, sharded=optimizer == "distributed", exact=exact, buddy=buddy)
+    return msgspec.structs.replace(
+        layout, sharded=optimizer == "distributed", exact=exact, buddy=buddy, buddy_every=buddy_every
+    )
 
 
 def _checkpoint_dir(folder: str, every: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from unicron.types import Rank
+from unicron.types import Layout, Rank
 
 
 class Allocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,5 +22,6 @@ class Allocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     waf: float = 0.0  # FLOP/s, weighted
     reward: float = 0.0  # FLOP until the next failure
     reason: str = ""
+    layouts: dict[str, Layout] = {}  # task -> the layout that it shall go over to from these roles (reshaping.py)
     notes: dict[str, str] = {}  # task -> why it gets what it gets
     at_ms: float = 0.0

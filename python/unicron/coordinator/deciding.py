@@ -16,6 +16,7 @@ import msgspec
 from unicron.coordinator.admission import admitted
 from unicron.coordinator.allocation import Allocation
 from unicron.coordinator.demand import can_leave, demand_of, kept_slots, least_slots
+from unicron.coordinator.layout_times import for_planner
 from unicron.coordinator.placement import place_replica
 from unicron.coordinator.planned import Planned
 from unicron.coordinator.state import State, TaskState, node_order
@@ -23,7 +24,7 @@ from unicron.coordinator.transitions import NodePhase
 from unicron.planner.cluster import Cluster, Failures, Node, Transitions
 from unicron.planner.explain import explain
 from unicron.planner.planner import Decision, Planner
-from unicron.types import Rank
+from unicron.types import Layout, Rank
 
 Targets = dict[str, dict[Rank, str]]
 CHANGES_SAID_MAX = 6  # in one decision's trigger; the facts themselves are journaled whole
@@ -89,7 +90,8 @@ def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Plann
     while True:
         question = _question(state, facts, without)
         planned, decision, from_table, words = _ask(question)
-        targets = _targets(question, decision)
+        layouts = _layouts(question, decision)
+        targets = _targets(question, _at_home(question, decision, layouts))
         homeless = _homeless(question, targets)
         if not homeless:
             break
@@ -102,6 +104,7 @@ def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Plann
         nodes=facts.nodes,
         tasks=facts.tasks,
         targets=targets,
+        layouts=layouts,
         trigger=_trigger(state, facts),
         events=planned.events,
         from_table=from_table,
@@ -230,7 +233,8 @@ def _cluster(question: Question, there: dict[str, int]) -> Cluster:
             continue  # there is nothing that it could leave
         whole = sum(holds.values()) // size
         surviving = whole if task.name in question.gone else question.surviving[task.name]
-        demands.append(demand_of(task, holds, surviving, widest))
+        relayout_s = {slots: seconds for slots, (_, seconds) in for_planner(state, task).items()} if holds else {}
+        demands.append(demand_of(task, holds, surviving, widest, relayout_s))
     return Cluster(nodes, tuple(demands), 0, False, failures_of(state), transitions_of(state))
 
 
@@ -265,6 +269,35 @@ def transitions_of(state: State) -> Transitions:
 
 
 # ------------------------------------------------------------ counts to roles
+
+
+def _layouts(question: Question, decision: Decision | None) -> dict[str, Layout]:
+    """Who shall go over to another layout, and to which."""
+    found: dict[str, Layout] = {}
+    for task in question.chosen if decision is not None else ():
+        slots = decision.allocation[task.name]
+        other = for_planner(question.state, task).get(slots)
+        if other is not None and slots not in _widths(task):
+            found[task.name] = other[0]
+    return found
+
+
+def _widths(task: TaskState) -> set[int]:
+    size = task.job.layout.replica_size
+    return {count * size for count in range(1, task.job.layout.dp + 1)}
+
+
+def _at_home(question: Question, decision: Decision | None, layouts: dict[str, Layout]) -> Decision | None:
+    """Who goes over to another layout stays where it is until everybody has it."""
+    if decision is None or not layouts:
+        return decision
+    states = question.state.tasks
+    there = {
+        name: len(_whole(question.state, question.facts, states[name])) * states[name].job.layout.replica_size
+        for name in layouts
+    }
+    moves = tuple(move for move in decision.moves if move.task not in layouts)
+    return msgspec.structs.replace(decision, allocation={**decision.allocation, **there}, moves=moves)
 
 
 def _targets(question: Question, decision: Decision | None) -> Targets:

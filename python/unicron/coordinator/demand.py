@@ -1,7 +1,7 @@
 """A task as the planner sees it: which numbers of slots it can take now, and T(t, x) for each.
 
-The planner changes a task's width in whole replicas (tp x pp slots) of its present layout. Which other layouts it can
-be brought into, and how long that takes, stands in layout_times.py: `reachable_layouts`.
+The planner changes a task's width in whole replicas (tp x pp slots) of its present layout, or brings it into another
+layout whose speed the job states; how long that takes stands in layout_times.py.
 """
 
 from __future__ import annotations
@@ -51,6 +51,15 @@ def _stated(task: TaskState, replicas: int) -> float:
     return task.job.throughput.get(slots, NOMINAL_FLOPS * slots)
 
 
+def _in_other_layout(task: TaskState, slots: int) -> float:
+    """What the job states of it, scaled by what was measured of the widest width of the present one."""
+    stated = task.job.throughput[slots]
+    if not task.job.measured or not task.measured_s:
+        return stated
+    widest = max(task.measured_s)
+    return stated * _rate(task, widest) / _stated(task, widest)
+
+
 def _rate(task: TaskState, width: int) -> float:
     """FLOP/s at a measured width. Without the FLOP of an iteration the least measured width counts as stated."""
     seconds = task.measured_s[width]
@@ -60,23 +69,31 @@ def _rate(task: TaskState, width: int) -> float:
     return _stated(task, first) * task.measured_s[first] / seconds
 
 
-def demand_of(task: TaskState, holds: dict[str, int], surviving: int, widest: int) -> Task:
+def demand_of(
+    task: TaskState, holds: dict[str, int], surviving: int, widest: int, relayout_s: dict[int, float]
+) -> Task:
     """The planner's task. holds: slots by node before the event; surviving: whole replicas that it leaves; widest:
-    slots of the widest node: a replica stays inside a node where it fits in one, else its tensor-parallel groups do."""
+    slots of the widest node: a replica stays inside a node where it fits in one, else its tensor-parallel groups do.
+    relayout_s: slots -> seconds, of other layouts."""
     layout = task.job.layout
     size = layout.replica_size
     held = sum(holds.values()) // size
     counts = sorted({*replica_counts(task, min(surviving, held)), *([held] if held else [])})
+    others = {slots: s for slots, s in relayout_s.items() if slots % size or slots // size not in counts}
     group = next((group for group in (size, layout.tp) if group <= widest), 1)
     return Task(
         name=task.name,
         workers=Workers(counts[0] * size, layout.dp * size, size),
-        throughput={count * size: throughput_of(task, count) for count in counts},
+        throughput={
+            **{slots: _in_other_layout(task, slots) for slots in others},
+            **{count * size: throughput_of(task, count) for count in counts},
+        },
         weight=task.job.weight,
         group=group,
         holds=holds,
         required=True,
         reachable=tuple(count * size for count in counts),
+        relayout_s=others,
     )
 
 

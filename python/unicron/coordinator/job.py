@@ -48,7 +48,7 @@ def refusal_of(job: Job) -> str:
         if size < 1:
             return f"layout: {name} is {size}, must be at least 1"
     if layout.cp != 1 or layout.ep != 1:
-        return f"layout: cp {layout.cp} and ep {layout.ep} must be 1"
+        return f"layout: cp {layout.cp} and ep {layout.ep} must be 1: context and expert parallelism cannot be healed"
     for other in job.layouts:
         if why := _layout_refusal(layout, other):
             return why

@@ -59,6 +59,23 @@ def reachable_layouts(state: State, task: TaskState) -> list[dict[str, Any]]:
     return found
 
 
+def for_planner(state: State, task: TaskState) -> dict[int, tuple[Layout, float]]:
+    """Slots -> (the layout on so many that is reached soonest, seconds), of those of which the job says what they earn:
+    a layout of unknown speed is nobody's to choose but a person's (unicron reshape)."""
+    job = task.job
+    found: dict[int, tuple[Layout, float]] = {}
+    if state.gpu or not job.managed or task.plan is None:
+        return found
+    for layout in job.layouts:
+        slots = layout.world_size
+        if slots not in job.throughput or (slots % job.layout.replica_size == 0 and slots <= job.layout.world_size):
+            continue  # a width of the present layout, which costs less to get
+        seconds = estimated_s(state, task, layout).seconds
+        if slots not in found or seconds < found[slots][1]:
+            found[slots] = layout, seconds
+    return found
+
+
 def estimated_s(state: State, task: TaskState, layout: Layout) -> Estimate:
     """From the hold until everybody has the state in this layout."""
     here, there = _words(task.job.layout), _words(layout)

@@ -107,6 +107,7 @@ def _after(step: Step, task: TaskState, plan: EpochPlan) -> None:
     task.decided_ms = step.now_ms
     task.awaiting = set(plan.ranks)
     task.heal_iteration = task.iteration
+    task.heal_low = -1
     step.set_timer("heal", task.name, step.config.heal_ms_max, "every member must give its account")
     step.set_timer(
         "understudy", task.name, step.config.understudy_delay_ms + step.config.heal_ms_max,

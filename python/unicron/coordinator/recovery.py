@@ -260,6 +260,9 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
         step.set_timer("heal", task.name, step.config.heal_ms_max, "their deaths are reported first")
         step.touch(task)
         return False
+    if _catches_up(task):
+        step.set_timer("heal", task.name, step.config.heal_ms_max, "iterations are done again, and they advance")
+        return False
     task.heal_tries += 1
     silent = sorted(task.awaiting)
     if task.heal_tries > step.config.heal_tries_max:
@@ -269,6 +272,14 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
     reason = f"no account of the healing of epoch {plan.epoch} from ranks {silent}"
     publish(step, task, Decision(PlanKind.RECONNECT, members, silent, (), reason))
     return False
+
+
+def _catches_up(task: TaskState) -> bool:
+    """Everybody went back (to a checkpoint, to buddies' copies): that the last of them advances is all there is to ask.
+    Without this, what takes longer than a healing may would be interrupted for ever."""
+    members = [worker for worker in map(task.holder, task.awaiting) if worker is not None]
+    before, task.heal_low = task.heal_low, min((worker.iteration_now for worker in members), default=-1)
+    return before < task.heal_low < task.heal_iteration
 
 
 def _is_heard(step: Step, name: str) -> bool:

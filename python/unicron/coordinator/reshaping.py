@@ -43,20 +43,39 @@ def on_reshape(step: Step, request_id: str, name: str, wanted: dict[str, int]) -
         return
     sharded = bool(wanted.get("sharded", task.job.layout.sharded))
     layout = msgspec.structs.replace(task.job.layout, **{**wanted, "sharded": sharded})
-    placement = place_layout(layout, slots_for(step.state, task)) if layout.world_size > 0 else None
-    error = _refusal(step, task, layout)
-    if not error and placement is None:
-        there = sum(slots_for(step.state, task).values())
-        error = f"the layout needs {layout.world_size} slots, there are {there}: use a smaller one or start more agents"
-    if error or placement is None:
+    reason = f"asked for: {_words(task.job.layout)} -> {_words(layout)}"
+    if error := _begin(step, task, layout, reason):
         step.answer(request_id, Reply(ok=False, error=error), error)
         return
-    reason = f"asked for: {_words(task.job.layout)} -> {_words(layout)}"
-    task.change = LayoutChange(layout, placement, reason, step.now_ms)
-    step.set_timer("layout", name, step.config.layout_ms_max, "the new layout must be whole in this time")
-    step.touch(task)
     known = estimated_s(step.state, task, layout)
     step.answer(request_id, Reply(ok=True, result={"task": name, "estimated_s": known.seconds}), reason)
+
+
+def _begin(step: Step, task: TaskState, layout: Layout, reason: str) -> str:
+    """Why it cannot be; '' when it is under way."""
+    if error := _refusal(step, task, layout):
+        return error
+    slots = slots_for(step.state, task)
+    placement = place_layout(layout, slots) if layout.world_size > 0 else None
+    if placement is None:
+        needed, there = layout.world_size, sum(slots.values())
+        return f"the layout needs {needed} slots, there are {there}: use a smaller one or start more agents"
+    task.change = LayoutChange(layout, placement, reason, step.now_ms)
+    step.set_timer("layout", task.name, step.config.layout_ms_max, "the new layout must be whole in this time")
+    step.touch(task)
+    return ""
+
+
+def _maybe_begin(step: Step, task: TaskState) -> None:
+    """What the planner decided, once a decision, and as soon as the task is whole."""
+    decided = step.state.allocation
+    layout = decided.layouts.get(task.name)
+    if layout is None or task.change_asked == decided.number or task.phase is not TaskPhase.RUNNING:
+        return
+    if task.lost or task.reports or task.leaving or task.finished:
+        return
+    task.change_asked = decided.number
+    task.change_refused = _begin(step, task, layout, f"{decided.trigger}: {decided.notes.get(task.name, '')}")
 
 
 def _refusal(step: Step, task: TaskState, layout: Layout) -> str:
@@ -79,6 +98,8 @@ def _words(layout: Layout) -> str:
 
 
 def settle_change(step: Step, task: TaskState) -> None:
+    if task.change is None:
+        _maybe_begin(step, task)
     change = task.change
     if change is None or task.plan is None:
         return
@@ -172,7 +193,9 @@ def _decide(step: Step, task: TaskState, change: LayoutChange) -> None:
     task.change = None
     step.cancel_timer("layout", task.name, "everybody has the new layout")
     targets = {**step.state.allocation.targets, task.name: dict(change.placement)}
-    step.write(AllocationDecided(msgspec.structs.replace(step.state.allocation, targets=targets)), change.reason)
+    layouts = {name: layout for name, layout in step.state.allocation.layouts.items() if name != task.name}
+    decided = msgspec.structs.replace(step.state.allocation, targets=targets, layouts=layouts)
+    step.write(AllocationDecided(decided), change.reason)
     kept = {m.worker for m in plan.members}
     for worker in list(task.workers.values()):
         if worker.name not in kept and task.role_of(worker.name) is None:

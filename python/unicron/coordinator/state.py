@@ -105,7 +105,8 @@ class WorkerState:
     rank: Rank  # (journal) role held, meant or guessed
     purpose: Purpose  # (journal)
     phase: WorkerPhase = WorkerPhase.STARTED
-    iteration: int = -1
+    iteration: int = -1  # the highest that was heard of
+    iteration_now: int = -1  # lower after going back
     stage: Stage = Stage.STARTING
     progress: int = 0  # of its loop, as the last heartbeat said
     progress_planned: int = 0  # when the present plan went out
@@ -172,6 +173,7 @@ class TaskState:
     healed: dict[Rank, Healed] = field(default_factory=dict)
     heal_tries: int = 0
     heal_iteration: int = -1  # highest iteration known when the plan went out
+    heal_low: int = -1  # where the last of its members was when the healing last took longer than it may
     reconnects: dict[int, int] = field(default_factory=dict)  # iteration -> RECONNECTs in it
     refills: dict[Rank, int] = field(default_factory=dict)
     joins: dict[int, int] = field(default_factory=dict)  # replica -> tries
@@ -189,6 +191,7 @@ class TaskState:
     decided_ms: float | None = None  # when the transition under way was decided
     pace: Pace | None = None  # who is slow; learned afresh by a new coordinator
     change: LayoutChange | None = None  # of layout, under way
+    change_asked: int = 0  # number of the decision that last asked for one: once each
     change_refused: str = ""  # why the last one was called off, for people
     moves: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT_MAX))  # what they cost
     cause_to_stay: str = ""  # why it could not leave, for people

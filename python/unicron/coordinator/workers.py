@@ -143,6 +143,7 @@ def note_status(step: Step, task: TaskState, status: WorkerStatus) -> None:
     if status.stage is Stage.DONE:
         note_finished(step, task, worker)
     worker.iteration = max(worker.iteration, status.iteration)
+    worker.iteration_now = status.iteration
     worker.stage = status.stage
     worker.progress = max(worker.progress, status.progress)
     if is_member(task, worker):

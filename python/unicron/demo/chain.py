@@ -129,13 +129,17 @@ class _Eye:
         self._known += len(incidents)
         if not incidents and self._is_over():
             return None
-        interrupted = max((i["iteration"] for i in incidents), default=self._next)
-        tried = Tried(case, incidents, self._next, interrupted + AFTER)
+        tried = Tried(case, incidents, self._next, self._interrupted(incidents) + AFTER)
         if not healed:
             tried.problem = f"{len(incidents)} incidents, not healed in {SEEN_S_MAX:.0f} s: {self._view()['phase']}"
         self._next = tried.last + 1
         self.wait_past(tried.last)
         return tried
+
+    def _interrupted(self, incidents: Sequence[dict[str, Any]]) -> int:
+        """The last iteration that was. Of connections that broke nobody says which it was: then where it is now."""
+        told = [incident["iteration"] for incident in incidents]
+        return max([self._next, *told, *([self._view()["iteration"]] if not told or min(told) < 0 else [])])
 
     def wait_past(self, iteration: int) -> None:
         """Until it is committed, or the task is over."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from unicron.demo.runner import layout_of
-from unicron.demo.scenarios import Act, Expect, Fault, Scenario, middle, share
+from unicron.demo.scenarios import Act, Expect, Fault, Scenario, from_buddies, middle, share
 from unicron.demo.variant import PLAIN, Variant
 from unicron.types import Layout, Rank
 
@@ -28,6 +28,7 @@ class Row:
     dp: int
     sharded: bool = False
     buddy: bool = False
+    buddy_every: int = 0
     variant: Variant = PLAIN
 
     @property
@@ -35,7 +36,7 @@ class Row:
         return self.tp, self.pp, self.dp
 
     def layout(self) -> Layout:
-        return layout_of(*self.sizes, sharded=self.sharded, buddy=self.buddy)
+        return layout_of(*self.sizes, sharded=self.sharded, buddy=self.buddy, buddy_every=self.buddy_every)
 
     def can_shrink(self) -> bool:
         """A lost node's shards of a distributed optimizer have no copy, and the only replica has none at all."""
@@ -53,8 +54,11 @@ ROWS = (
     Row("1,2,2-interleaved", 1, 2, 2, variant=Variant(virtual_pp=2)),
     Row("1,1,4-bf16", 1, 1, 4, variant=Variant(bf16=True)),
     Row("2,1,2-sequence-dropout", 2, 1, 2, variant=Variant(sequence_parallel=True, dropout=0.1)),
+    Row("1,2,2-experts", 1, 2, 2, variant=Variant(experts=4)),
     Row("2,1,2-distributed-bf16", 2, 1, 2, sharded=True, variant=Variant(bf16=True)),
     Row("1,1,4-distributed-buddy", 1, 1, 4, sharded=True, buddy=True),
+    Row("1,1,4-distributed-buddy-3", 1, 1, 4, sharded=True, buddy=True, buddy_every=3),
+    Row("1,2,2-distributed-buddy-3", 1, 2, 2, sharded=True, buddy=True, buddy_every=3),
     Row("1,2,2-distributed-buddy-bf16", 1, 2, 2, sharded=True, buddy=True, variant=Variant(bf16=True)),
 )
 
@@ -170,8 +174,7 @@ def return_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
     (fault,) = case.faults(layout, turn)
     back = Act("start_agent", SHRINK_ITERATION - 2, node_of(layout, fault.rank), delay_s=RETURN_S)
     scenario = _node_dies("return", "comes back empty", case, layout, fault, back)
-    healed = replace(scenario.expect, outcome="healed", state_sources=("buddy",), groups_kept=False)
-    return replace(scenario, expect=healed)
+    return replace(scenario, expect=from_buddies(scenario.expect, layout))
 
 
 def shrink_scenario(case: Case, layout: Layout, turn: int) -> Scenario:

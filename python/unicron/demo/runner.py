@@ -38,7 +38,9 @@ REFERENCE = "reference"
 SCRIPT = ("-m", "unicron.demo.train")
 
 
-def layout_of(tp: int, pp: int, dp: int, *, sharded: bool = False, exact: bool = False, buddy: bool = False) -> Layout:
+def layout_of(
+    tp: int, pp: int, dp: int, *, sharded: bool = False, exact: bool = False, buddy: bool = False, buddy_every: int = 0
+) -> Layout:
     return Layout(
         tp=tp,
         pp=pp,
@@ -48,6 +50,7 @@ def layout_of(tp: int, pp: int, dp: int, *, sharded: bool = False, exact: bool =
         sharded=sharded,
         exact=exact,
         buddy=buddy,
+        buddy_every=buddy_every,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unicron.types import Layout, Rank
 
@@ -312,9 +312,8 @@ def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
         return Scenario(
             name,
             f"{says}; its shards of the optimizer's state are taken from their buddies when it comes back",
-            Expect(
-                "healed", severities=("SEV1",), incidents_max=layout.replica_size + 1, replaced=None,
-                state_sources=("buddy",), groups_kept=False,
+            from_buddies(
+                Expect("healed", severities=("SEV1",), incidents_max=layout.replica_size + 1, replaced=None), layout
             ),
             acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION, node, delay_s=2.0)),
         )  # fmt: skip
@@ -338,6 +337,20 @@ def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
         ),
         acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION + 8, node)),
         extra_s=EXTRA_S,
+    )
+
+
+def from_buddies(expect: Expect, layout: Layout) -> Expect:
+    """As expect, with a node's shards out of their copies, which may take everybody back some iterations."""
+    every = layout.buddy_every
+    again = layout.dp * (every + 2) if every else 0  # and what was begun of the interrupted iteration
+    return replace(
+        expect,
+        outcome="healed",
+        state_sources=("buddy",),
+        groups_kept=False,
+        iterations_lost_max=every + 1 if every else 0,
+        recomputed_replicas=expect.recomputed_replicas + again,
     )
 
 

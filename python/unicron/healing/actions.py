@@ -94,6 +94,14 @@ class FetchState(Action, frozen=True):
     fetch: Fetch
     iteration: int
     commit: CommitResult | None = None
+    branch: int = 0  # see Record; of the target from here on
+
+
+class GoBack(Action, frozen=True):
+    """To this rank's own shard as it was kept of `iteration`; the parameters are gathered next."""
+
+    iteration: int
+    branch: int
 
 
 class LoadCheckpoint(Action, frozen=True):
@@ -133,5 +141,5 @@ class Leave(Action, frozen=True):
 
 AnyAction = (
     Compute | Tie | Reduce | Commit | Confirm | Step | Gather | Settle | ExchangeInside | RebuildInside | ExchangeWorld
-    | RebuildCross | FetchState | LoadCheckpoint | AwaitPlan | ReportStateLost | EndIteration | Ready | Leave
+    | RebuildCross | FetchState | GoBack | LoadCheckpoint | AwaitPlan | ReportStateLost | EndIteration | Ready | Leave
 )  # fmt: skip

@@ -64,6 +64,7 @@ class Phase(enum.Enum):
     REBUILD_CROSS = "rebuild_cross"
     ROLL_WORLD = "roll_world"  # stepping with a commit result learned at the meeting
     FETCH = "fetch"
+    GO_BACK = "go_back"  # to what is kept of an earlier iteration
     GATHER_WORLD = "gather_world"  # at the meeting
     SETTLE_WORLD = "settle_world"
     LOAD = "load"
@@ -75,7 +76,7 @@ BREAKABLE = frozenset(
     {
         Phase.COMPUTE, Phase.TIE, Phase.REDUCE, Phase.COMMIT, Phase.CONFIRM, Phase.EXCHANGE_INSIDE,
         Phase.REBUILD_INSIDE, Phase.EXCHANGE_WORLD, Phase.REBUILD_CROSS, Phase.FETCH, Phase.LOAD, Phase.GATHER,
-        Phase.SETTLE, Phase.GATHER_WORLD, Phase.SETTLE_WORLD,
+        Phase.SETTLE, Phase.GATHER_WORLD, Phase.SETTLE_WORLD, Phase.GO_BACK,
     }
 )  # fmt: skip
 
@@ -83,6 +84,7 @@ BREAKABLE = frozenset(
 #: What is between replicas and is followed by computing, and where the members of a replica say how it ended.
 SETTLED_IN = {
     Phase.GATHER: Phase.SETTLE, Phase.FETCH: Phase.SETTLE_WORLD, Phase.GATHER_WORLD: Phase.SETTLE_WORLD,
+    Phase.GO_BACK: Phase.SETTLE_WORLD,
 }  # fmt: skip
 
 
@@ -416,8 +418,27 @@ class HealingMachine:
                     positions=verdict.lost_positions, iteration=self.record.iteration, reason=verdict.reason
                 ),
             )
+        if verdict.goes_back:
+            return self._go_back(verdict)
         if verdict.commit is not None and rolls_forward(self.record, verdict.commit):
             return self._step_with(verdict.commit, Phase.ROLL_WORLD, "somebody knows the commit's result")
+        return self._fetch()
+
+    def _go_back(self, verdict: WorldVerdict) -> do.AnyAction:
+        """From here on the state is not that of the record's iteration, whatever breaks."""
+        self.shared = ()
+        self._set(has_state=False, commit=None)
+        if any(self.rank in fetch.targets for fetch in verdict.fetches):
+            return self._fetch()
+        return self._to(
+            Phase.GO_BACK,
+            do.GoBack(iteration=verdict.iteration, branch=verdict.branch, reason=verdict.reason),
+        )
+
+    def _went_back(self) -> do.AnyAction:
+        assert self._verdict is not None
+        self._fresh(self._verdict.iteration)
+        self._set(has_state=True, gathered=False)
         return self._fetch()
 
     def _rolled_world(self) -> do.AnyAction:
@@ -435,7 +456,7 @@ class HealingMachine:
         return self._to(
             Phase.FETCH,
             do.FetchState(
-                plan=plan, fetch=mine, iteration=verdict.iteration, commit=verdict.commit,
+                plan=plan, fetch=mine, iteration=verdict.iteration, commit=verdict.commit, branch=verdict.branch,
                 reason=f"ranks {mine.targets} take their state from rank {mine.source}",
             ),
         )  # fmt: skip
@@ -556,6 +577,7 @@ class HealingMachine:
         Phase.REBUILD_CROSS: _cross_rebuilt,
         Phase.ROLL_WORLD: _rolled_world,
         Phase.FETCH: _fetched,
+        Phase.GO_BACK: _went_back,
         Phase.GATHER: _gathered,
         Phase.GATHER_WORLD: _gathered_world,
     }

@@ -46,7 +46,11 @@ class Record(msgspec.Struct, frozen=True):
     commit: CommitResult | None = None  # of the newest commit this rank knows
     gathered: bool = True  # parameters hold the shards of all replicas (always so, unless the optimizer is sharded)
     met_replicas: tuple[int, ...] = ()  # live replicas of the newest plan this rank met; a predecessor's are not known
-    copies: tuple[Copy, ...] = ()  # whole copies of other ranks' shards; filled in when records are exchanged
+    # Of buddies, filled in when records are exchanged: whole copies of other ranks' shards, iterations of which its own
+    # shard is kept, and the epoch in which it last went back to one of these.
+    copies: tuple[Copy, ...] = ()
+    kept: tuple[int, ...] = ()
+    branch: int = 0
     inside_epoch: int = 0  # epoch in which this replica's inside groups were last rebuilt, as this rank knows
     inside_touched: tuple[Rank, ...] = ()  # ranks of this replica touched since, as this rank knows
 

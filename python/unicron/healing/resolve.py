@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from unicron.healing.buddies import common_version
 from unicron.healing.dealing import deal
 from unicron.healing.record import CommitResult, Record
 from unicron.types import EpochPlan, Layout, Rank
@@ -48,6 +49,8 @@ class WorldVerdict(msgspec.Struct, frozen=True):
     all_reduced: bool  # every segment is reduced somewhere
     gather: bool  # somebody's parameters lack the others' shards of the newest step
     reason: str
+    goes_back: bool = False  # everybody, to what is kept of `iteration`; who has nothing of it is a target of a fetch
+    branch: int = 0  # of everybody's record from here on
 
 
 def position_of(layout: Layout, rank: Rank) -> int:
@@ -56,7 +59,9 @@ def position_of(layout: Layout, rank: Rank) -> int:
 
 
 def newest_commit(records: Sequence[Record]) -> CommitResult | None:
-    known = [r.commit for r in records if r.commit is not None]
+    """Of those who went back last, if anybody did: what was committed before is to be done again."""
+    branch = max((r.branch for r in records), default=0)
+    known = [r.commit for r in records if r.commit is not None and r.branch == branch]
     return max(known, key=lambda c: c.iteration, default=None)
 
 
@@ -79,6 +84,8 @@ def resolve_replica(records: Sequence[Record], *, sharded: bool = False) -> Repl
     survivors = [r for r in records if r.inside_epoch > 0]
     same = {(r.inside_epoch, r.inside_touched) for r in survivors}
     touched = survivors[0].inside_touched if len(same) == 1 else None
+    if _is_split(records):
+        return ReplicaVerdict(None, False, touched, "not everybody has gone back: to the meeting first")
     if not all(r.has_state for r in records):
         lacking = [r.rank for r in records if not r.has_state]
         return ReplicaVerdict(commit, False, touched, f"ranks {lacking} have no whole state: to the meeting first")
@@ -97,6 +104,11 @@ def resolve_replica(records: Sequence[Record], *, sharded: bool = False) -> Repl
         return ReplicaVerdict(commit, False, touched, "nobody here knows how the iteration is dealt")
     why = f"ranks {[r.rank for r in fresh]} have no whole sums: the replica computes again"
     return ReplicaVerdict(commit, True, touched, why, dealt)
+
+
+def _is_split(records: Sequence[Record]) -> bool:
+    """Going back was interrupted: some did, some did not."""
+    return len({r.branch for r in records if r.has_state}) > 1
 
 
 def _dealt(records: Sequence[Record], commit: CommitResult | None) -> tuple[int, ...]:
@@ -122,8 +134,12 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
     layout, commit = plan.layout, newest_commit(records)
     holders = [r for r in records if r.has_state]
     positions = range(layout.replica_size)
-    copies = _copies(plan, records, commit)
-    lost = _lost_positions(layout, holders, {fetch.targets[0] for fetch in copies})
+    is_split = _is_split(records)
+    copies = () if is_split else _copies(plan, records, commit)
+    lost = tuple(positions) if is_split else _lost_positions(layout, holders, {fetch.targets[0] for fetch in copies})
+    back = _go_back(plan, records) if lost and not plan.restore else None
+    if back is not None:
+        return back
     if lost or plan.restore:
         why = f"positions {list(lost)} have no holder" + " of every shard" * layout.sharded
         return WorldVerdict(-1, None, (), plan.replicas, {}, {}, {}, lost, False, False, why)
@@ -143,10 +159,31 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
         compute = deal(layout.num_micro_batches, dealt, plan.replicas, have)
         # Who computes its share from nothing overwrites what it holds reduced, so it cannot share it.
         shared = _shared_segments(plan, [r for r in current if layout.replica_of(r.rank) in have])
-    gather = bool(copies) or not all(is_gathered(r, commit, sharded=layout.sharded) for r in holders)
+    # Copies made beside the training are renewed at every meeting, by the gathering: who keeps whose may be another.
+    renews = layout.buddy_every > 0
+    gather = renews or bool(copies) or not all(is_gathered(r, commit, sharded=layout.sharded) for r in holders)
     return WorldVerdict(
         iteration, commit, copies or _fetches(plan, records), dealt, compute, have, shared, (),
-        reduced_everywhere, gather, _why(compute, reduced_everywhere),
+        reduced_everywhere, gather, _why(compute, reduced_everywhere), branch=holders[0].branch,
+    )  # fmt: skip
+
+
+def _go_back(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict | None:
+    """Shards are lost: everybody to the newest iteration of which every shard is kept somewhere, if there is one."""
+    found = common_version(records)
+    if found is None:
+        return None
+    iteration, sources = found
+    layout, everybody = plan.layout, plan.replicas
+    fetches = tuple(
+        Fetch(position_of(layout, rank), source, (rank,), True, iteration) for rank, source in sorted(sources.items())
+    )
+    shared: dict[int, tuple[Rank, ...]] = dict.fromkeys(range(layout.replica_size), ())
+    compute = deal(layout.num_micro_batches, everybody, everybody, {})
+    why = f"ranks {sorted(sources)} lost their shards: everybody goes back to iteration {iteration}"
+    return WorldVerdict(
+        iteration, None, fetches, everybody, compute, {}, shared, (), False, True, why,
+        goes_back=True, branch=plan.epoch,
     )  # fmt: skip
 
 

@@ -73,6 +73,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holds: dict[str, int] = {}  # node -> slots it holds there now
     required: bool = False  # it was admitted: it may shrink to its least count, not to nothing
     reachable: tuple[int, ...] = ()  # counts it can take now, ascending, without 0; (): all that workers allow
+    relayout_s: dict[
+        int, float
+    ] = {}  # slots -> seconds, of counts it reaches by going over to another layout in memory
 
     @property
     def current(self) -> int:
@@ -80,7 +83,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def counts(self) -> list[int]:
         """Reachable numbers of slots, ascending, without 0."""
-        return list(self.reachable) or list(range(self.workers.min, self.workers.max + 1, self.workers.unit))
+        own = self.reachable or range(self.workers.min, self.workers.max + 1, self.workers.unit)
+        return sorted({*own, *self.relayout_s}) if self.relayout_s else list(own)
 
     def waf(self, slots: int) -> float:
         """F(t, x) = w(t) * T(t, x) in FLOP/s; 0 for what the task cannot run on (Unicron, WAF)."""
@@ -161,6 +165,10 @@ def _check_task(task: Task, pool: int, widest: int) -> None:
         raise PlannerProblem(f"{who}: needs {task.least} slots, the cluster has {pool}")
     if list(task.reachable) != sorted(set(task.reachable)) or any(count < 1 for count in task.reachable):
         raise PlannerProblem(f"{who}: reachable must be ascending counts of 1 or more, without repetition")
+    for slots, seconds in task.relayout_s.items():
+        _whole(f"{who}: relayout_s: slots", slots, 1)
+        if not math.isfinite(seconds) or seconds < 0:
+            raise PlannerProblem(f"{who}: relayout_s at {slots} slots is {seconds}; give seconds of 0 or more")
     if task.group > widest:
         raise PlannerProblem(f"{who}: group {task.group} fits no node: the widest has {widest} usable slots")
     _check_throughput(task, who)

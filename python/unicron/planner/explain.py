@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unicron.planner.cluster import Task
 from unicron.planner.planner import Decision, Planner
 from unicron.planner.situation import Situation, situation_of
 
@@ -52,7 +53,7 @@ def _changes(planner: Planner, decision: Decision, situation: Situation) -> list
             sentences.append(f"{task.name} is done and leaves {before} slots.")
         elif before != after:
             gain = _flops(task.waf(after) - task.waf(before), sign=True)
-            sentences.append(f"{task.name} {_verb(before, after)} (from {before}, {gain}).")
+            sentences.append(f"{task.name} {_way(task, after) or _verb(before, after)} (from {before}, {gain}).")
         elif task.name in situation.wounded | situation.restarted:
             sentences.append(f"{task.name} keeps {after} slots after a restart.")
         else:
@@ -60,6 +61,12 @@ def _changes(planner: Planner, decision: Decision, situation: Situation) -> list
     if kept:
         sentences.append(f"Undisturbed, because a change would cost more than it earns: {', '.join(kept)}.")
     return sentences
+
+
+def _way(task: Task, after: int) -> str:
+    if not task.current or after not in task.relayout_s:
+        return ""
+    return f"goes over to another layout, on {after} slots, in about {duration(task.relayout_s[after])}"
 
 
 def _verb(before: int, after: int) -> str:

@@ -51,7 +51,9 @@ class Planner:
             for task, counts in zip(cluster.tasks, self._counts, strict=True)
         ]
         times = cluster.transitions
+        slowest_s = max((s for task in cluster.tasks for s in task.relayout_s.values()), default=0.0)
         self._transition_s_max = times.repair_s + sum(getattr(times, name) for name in times.__struct_fields__)
+        self._transition_s_max += slowest_s
         self._foreseen = foreseen(cluster) if table else []
         self._situations = {event: situation_of(cluster, (event,)) for event in self._foreseen}
         self._pool_max = max([cluster.pool, *(situation.pool for situation in self._situations.values())])
@@ -139,6 +141,11 @@ class Planner:
         change = np.where(counts > task.current, times.start_s if task.current == 0 else times.grow_s, times.shrink_s)
         change = np.where(counts == 0, times.stop_s, change)
         change = np.where(counts == task.current, 0.0, change).astype(np.float64)
+        if task.current and task.relayout_s:
+            # In memory, out of what whole replicas hold: who lost one goes on without it first.
+            first_s = times.shrink_s if fault_s is not None else 0.0
+            relayout_s = np.array([task.relayout_s.get(int(count), math.nan) + first_s for count in counts])
+            change = np.where(np.isnan(relayout_s) | (counts == task.current), change, relayout_s)
         if fault_s is None:
             return change
         # Who stops needs no new worker; who shrinks drops the broken one; who keeps or grows waits for the new one.

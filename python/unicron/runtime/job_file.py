@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from unicron.coordinator.job import Job, refusal_of
+from unicron.healing.buddies import EVERY_MIN
 from unicron.runtime import job_throughput
 from unicron.runtime.files import FileProblem, load_yaml
 from unicron.runtime.job_throughput import Asked, ModelFields
@@ -111,12 +112,13 @@ def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
     _refuse_numbers(file)
     checkpoint_dir = file.checkpoint.dir
     layout, least, unit = _widths(file, gpu)
-    layout = msgspec.structs.replace(layout, exact=file.exact, buddy=_has_buddies(file.backup, layout))
+    layout = msgspec.structs.replace(layout, exact=file.exact, **_buddies(file.backup, layout))
     others = tuple(
         msgspec.structs.replace(layout_of(fields), num_micro_batches=layout.num_micro_batches, exact=file.exact)
         for fields in _listed(file)
     )
-    asked = Asked(file.model, file.global_batch, layout, least, unit, gpu)
+    slots = tuple(other.world_size for other in others)
+    asked = Asked(file.model, file.global_batch, layout, least, unit, gpu, slots)
     known = job_throughput.known(asked, file.throughput)
     job = Job(
         name=file.name,
@@ -149,16 +151,21 @@ def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
     return job
 
 
-def _has_buddies(backup: BackupFields, layout: Layout) -> bool:
-    """Copies of what has no replica, renewed by every step (training/buddies.py)."""
-    if backup.every and not backup.sync:
-        raise FileProblem("backup: copies every N iterations are not there yet: say sync: true, without every")
-    if backup.sync and (not layout.sharded or layout.dp < 2):
+def _buddies(backup: BackupFields, layout: Layout) -> dict[str, Any]:
+    """Copies of what has no replica (training/buddies.py): of every step, or every so many beside the training."""
+    wants = backup.sync or backup.every > 0
+    if wants and (not layout.sharded or layout.dp < 2):
         raise FileProblem(
             "backup: what is copied are the shards of a distributed optimizer: layout.optimizer must be distributed, "
             "and dp at least 2"
         )
-    return backup.sync
+    if backup.sync and backup.every:
+        raise FileProblem("backup: sync: true copies after every iteration: leave out every, or say sync: false")
+    if backup.every < 0 or 0 < backup.every < EVERY_MIN:
+        raise FileProblem(
+            f"backup: every is {backup.every}, must be at least {EVERY_MIN} (after each iteration: sync: true)"
+        )
+    return {"buddy": wants, "buddy_every": backup.every}
 
 
 def _budgets(fields: TimeoutFields) -> Budgets:

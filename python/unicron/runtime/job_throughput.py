@@ -35,6 +35,7 @@ class Asked(NamedTuple):
     least: int  # replicas; 0: see Job.replicas_min
     unit: int  # replicas
     gpu: str
+    others: tuple[int, ...] = ()  # slots of the other layouts it may take
 
     @property
     def counts(self) -> list[int]:
@@ -71,6 +72,7 @@ def _table(asked: Asked, table: Mapping[int, float | str]) -> dict[int, float]:
     if holes := [slots for slots in wanted if slots not in table]:
         raise FileProblem(f"throughput has no value for {_few(holes)} workers, which workers and layouts allow")
     allowed = {count * size for count in range(asked.least or 1, asked.layout.dp + 1)}
+    allowed |= set(asked.others)
     if strange := sorted(table.keys() - allowed):
         raise FileProblem(f"throughput names {_few(strange)} workers, which workers and layouts do not allow")
     flops = {}

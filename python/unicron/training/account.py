@@ -51,8 +51,12 @@ class Account:
         self._rebuilt += number
 
     def restored(self, before: int, iteration: int) -> None:
-        self._lost = max(0, before - iteration)
+        self.went_back(before, iteration)
         self.state_source = StateSource.CHECKPOINT
+
+    def went_back(self, before: int, iteration: int) -> None:
+        """before, iteration: committed steps in the state, then and now."""
+        self._lost = max(self._lost, before - iteration)
 
     @contextlib.contextmanager
     def measure(self, phase: str) -> Iterator[None]:

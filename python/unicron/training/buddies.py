@@ -1,9 +1,17 @@
-"""Copies of the optimizer's shards in other nodes' memory: sent after every step, taken back when a node is lost.
+"""Copies of the optimizer's shards in other nodes' memory, taken back when a node is lost.
 
-Two slots in the arena, on the host: a copy that is on its way overwrites the older one, and its header is written when
-it is whole, so that one whole copy is there at any moment. An heir whose predecessor's memory is gone takes the newest;
-was the predecessor lost between the commit and the sending, the copy is one step behind, and whoever holds it still
-has the reduced gradient of all, unscaled: the heir takes that, too, and does the step (healing/resolve.py).
+A shard travels as a *parcel*: python-side state, main parameters and moments, and a seal (its digest, whose it is, of
+which iteration). Slots in the arena, on the host, keep two parcels of the ward: one that is on its way overwrites the
+other, and a slot's header is written when its parcel is whole and its seal right, so that one whole copy is there at
+any moment.
+
+Made after every step, a copy is as old as the others' state. An heir whose predecessor's memory is gone takes the
+newest; was the predecessor lost between the commit and the sending, the copy is one step behind, and whoever holds it
+still has the reduced gradient of all, unscaled: the heir takes that, too, and does the step (healing/resolve.py).
+
+Made beside the training (buddy_every), a parcel is packed after a step and travels while the next iteration is
+computed; it is waited for after that one's step. Own parcels are kept, too, two of them, because everybody must be able
+to go back to the iteration of which all have one. A parcel never overwrites what everybody could go back to.
 """
 
 from __future__ import annotations
@@ -11,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -24,18 +33,24 @@ from unicron.training.undoable_step import ALIGN, aligned, nbytes_of, params_of,
 from unicron.types import EpochPlan, Layout, Rank
 
 HEADER_BYTES = ALIGN  # rank + 1, iteration; rank + 1 is 0 while there is no whole copy
-SLOTS = 2
+SEAL_BYTES = ALIGN  # digest of what is before it, rank, iteration
+SLOTS = 2  # of the ward, and as many of its own where these are kept
 MOMENTS = 2
 BYTES_PER_ELEMENT = 4 + 4 * MOMENTS  # main parameter and Adam's moments, in fp32
+NOTHING = 0  # sent in the place of a parcel that is no good any more
 
 
 class CopyDiffers(RuntimeError):
-    """What arrived is not what was sent."""
+    """What arrived, or lies there, is not what was sent: it is not used any more."""
 
 
 def shard_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
     """What only this rank holds: its main parameters and their optimizer state, in an order of structure only."""
     return tensors_of(params_of(optimizer))
+
+
+def num_slots(layout: Layout) -> int:
+    return 2 * SLOTS if layout.buddy_every else SLOTS
 
 
 def buddy_bytes(model: Any, layout: Layout) -> int:
@@ -45,92 +60,258 @@ def buddy_bytes(model: Any, layout: Layout) -> int:
     elements = sum(buffer.grad_data.numel() for buffer in model.buffers) // layout.dp
     pieces = sum(1 for _ in model.parameters())
     content = BYTES_PER_ELEMENT * elements + (MOMENTS + 2) * ALIGN * pieces
-    return SLOTS * aligned(HEADER_BYTES + EXTRA_BYTES_MAX + content)
+    slot = aligned(HEADER_BYTES + EXTRA_BYTES_MAX + content + SEAL_BYTES)
+    return ALIGN + num_slots(layout) * slot
+
+
+class _Slot:
+    """Header, parcel. The parcel ends with its seal."""
+
+    def __init__(self, place: torch.Tensor) -> None:
+        self._header = place[:HEADER_BYTES].view(torch.int64)
+        self.parcel = place[HEADER_BYTES:]
+        self.body = self.parcel[:-SEAL_BYTES]
+        self._seal = self.parcel[-SEAL_BYTES:].view(torch.int64)
+
+    def whole(self) -> Copy | None:
+        rank_and_one, iteration = self._header[:2].tolist()
+        return Copy(rank_and_one - 1, iteration) if rank_and_one else None
+
+    def clear(self) -> None:
+        self._header[0] = 0
+
+    def seal(self, copy: Copy) -> None:
+        self._seal[:3] = torch.tensor([_digest(self.body), copy.rank, copy.iteration], dtype=torch.int64)
+
+    def is_sealed(self, copy: Copy) -> bool:
+        """Whether the parcel is what was sealed as this."""
+        return bool(self._seal[:3].tolist() == [_digest(self.body), copy.rank, copy.iteration])
+
+    def mark_whole(self, copy: Copy) -> None:
+        self._header[1] = copy.iteration
+        self._header[0] = copy.rank + 1
+
+
+class _Journey(msgspec.Struct):
+    """A parcel each way, on its way."""
+
+    works: list[Any]
+    slot: Any  # where the ward's arrives
+    copy: Copy  # what it must be
 
 
 class Buddies:
-    def __init__(self, rank: Rank, memory: StateMemory, groups: Groups) -> None:
-        self.rank, self._memory, self._groups = rank, memory, groups
+    def __init__(self, rank: Rank, layout: Layout, memory: StateMemory, groups: Groups) -> None:
+        self.rank, self.every, self._memory, self._groups = rank, layout.buddy_every, memory, groups
+        self._num_slots = num_slots(layout)
+        self._journey: _Journey | None = None
+        self._epoch = self._begun = -1  # of the newest journey: its plan, and the iteration of what travels
+        self._common = -1  # the newest iteration that everybody can go back to
+        self.spoil_next = False  # a fault: the next parcel is not what its seal says
+
+    # ---------------------------------------------------------- what is there
 
     def copies(self) -> tuple[Copy, ...]:
         """The whole copies in this rank's arena, also of a predecessor's time."""
-        return tuple(copy for copy in self._by_slot() if copy is not None)
+        return tuple(copy for slot in self._wards() if (copy := slot.whole()) is not None)
 
-    def forget(self) -> None:
-        """State went back: what is kept belongs to iterations that will be done again."""
+    def kept(self) -> tuple[int, ...]:
+        """Iterations of which the own shard is there."""
+        return tuple(copy.iteration for slot in self._own() if (copy := slot.whole()) is not None)
+
+    @property
+    def branch(self) -> int:
+        return int(self._branch_word().item())
+
+    def set_branch(self, epoch: int) -> None:
+        self._branch_word()[0] = epoch
+
+    def agreed(self, iteration: int) -> None:
+        """By a meeting: what everybody could go back to (-1: nothing) stays until there is a newer one."""
+        self._common = iteration
+
+    def forget(self, branch: int, after: int = -1) -> None:
+        """State went back: what is kept of later iterations belongs to what will be done again."""
         for slot in self._slots():
-            _header(slot).zero_()
+            copy = slot.whole()
+            if copy is not None and copy.iteration > after:
+                slot.clear()
+        self.set_branch(branch)
 
-    def exchange(self, plan: EpochPlan, iteration: int, extra: torch.Tensor) -> None:
-        """Send own shard to the holder, take the ward's. May be done again. Raises what a broken group raises."""
-        slot = self._slots()[iteration % SLOTS]
-        _header(slot).zero_()
+    # ---------------------------------------------------------- after each step
+
+    def after_step(self, plan: EpochPlan, iteration: int, extra: torch.Tensor) -> None:
+        """What is due now that everybody is at this iteration. May be done again. Raises CopyDiffers, and what a broken
+        group raises."""
+        if not self.every:
+            self._begin(plan, iteration, extra)
+            self._finish()
+            return
+        self._finish()
+        if plan.epoch != self._epoch:  # who keeps whose may be another now, and a second failure may come soon
+            self._begin(plan, iteration, extra)
+            self._finish()
+        elif iteration - self._begun >= self.every:
+            self._common = self._begun  # whole everywhere: all have ended the iteration after it
+            self._begin(plan, iteration, extra)
+
+    def abandon(self) -> None:
+        """Before the group is made anew: what was on its way ends here, whole or not."""
+        journey, self._journey = self._journey, None
+        if journey is None:
+            return
+        failed = False
+        for work in journey.works:  # every one: what gloo lost is known by waiting only (watched_group.py)
+            try:
+                work.wait()
+            except RuntimeError:
+                failed = True
+        if not failed:
+            self._arrived(journey)
+
+    def _begin(self, plan: EpochPlan, iteration: int, extra: torch.Tensor) -> None:
         group = self._groups.data_group()
         holder, ward = holder_of(plan, self.rank), ward_of(plan, self.rank)
-        sending = dist.isend(self._packed(extra), group=group, group_dst=self._groups.data_index(holder))
-        dist.recv(slot[HEADER_BYTES:], group=group, group_src=self._groups.data_index(ward))
-        assert sending is not None
-        sending.wait()
-        _header(slot)[1] = iteration
-        _header(slot)[0] = ward + 1
+        slot = self._free(self._wards(), iteration)
+        slot.clear()
+        parcel = self._packed(iteration, extra)
+        sending = dist.isend(parcel, group=group, group_dst=self._groups.data_index(holder))
+        receiving = dist.irecv(slot.parcel, group=group, group_src=self._groups.data_index(ward))
+        self._journey = _Journey([receiving, sending], slot, Copy(ward, iteration))
+        self._epoch, self._begun = plan.epoch, iteration
 
-    def serve(self, fetch: Fetch, gradients: list[torch.Tensor]) -> None:
-        """By the holder: the copy, and the sums of the newest gradient if the step is still to be done on it."""
-        (target,) = fetch.targets
-        number = self._by_slot().index(Copy(target, fetch.iteration))
-        copy = self._slots()[number][HEADER_BYTES:]
-        pieces = [copy, *(_bytes(g) for g in gradients)] if fetch.steps else [copy]
-        for piece in pieces:
-            self._send(torch.tensor([_digest(piece)], dtype=torch.int64), target)
-            self._send(piece, target)
+    def _finish(self) -> None:
+        if self._journey is None:
+            return
+        for work in self._journey.works:
+            work.wait()
+        journey, self._journey = self._journey, None
+        if not self._arrived(journey):
+            raise CopyDiffers(f"the copy of rank {journey.copy.rank}'s shard did not reach rank {self.rank} as it was")
 
-    def take(self, fetch: Fetch, gradients: list[torch.Tensor]) -> bytes:
-        """By the heir: its shard, and the gradient's sums. Returns the python-side state. Raises CopyDiffers."""
-        whole = torch.empty(self._slots()[0].numel() - HEADER_BYTES, dtype=torch.uint8)
-        self._receive(whole, fetch.source)
-        if fetch.steps:
-            for gradient in gradients:
-                self._receive(_bytes(gradient), fetch.source)
-        offset = EXTRA_BYTES_MAX
-        with torch.no_grad():
-            for tensor in shard_tensors(self._memory.optimizer):
-                nbytes = nbytes_of(tensor)
-                tensor.copy_(whole[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
-                offset += aligned(nbytes)
-        return bytes(whole[:EXTRA_BYTES_MAX].numpy().tobytes())
+    def _arrived(self, journey: _Journey) -> bool:
+        is_right = bool(journey.slot.is_sealed(journey.copy))
+        if is_right:
+            journey.slot.mark_whole(journey.copy)
+        return is_right
 
-    def _by_slot(self) -> list[Copy | None]:
-        heads = [_header(slot).tolist() for slot in self._slots()]
-        return [Copy(head[0] - 1, head[1]) if head[0] else None for head in heads]
+    def _free(self, slots: list[_Slot], iteration: int) -> _Slot:
+        """The one that nobody needs: not what everybody could go back to, and else the older one."""
 
-    def _slots(self) -> tuple[torch.Tensor, ...]:
-        return self._memory.buddy.chunk(SLOTS)
+        def worth(slot: _Slot) -> tuple[bool, int]:
+            copy = slot.whole()
+            if copy is None:
+                return False, -1
+            return copy.iteration == self._common, copy.iteration if copy.iteration <= iteration else -1
 
-    def _packed(self, extra: torch.Tensor) -> torch.Tensor:
-        message = torch.zeros(self._slots()[0].numel() - HEADER_BYTES, dtype=torch.uint8)
-        message[: extra.numel()] = extra
+        return min(slots, key=worth)
+
+    def _packed(self, iteration: int, extra: torch.Tensor) -> torch.Tensor:
+        copy = Copy(self.rank, iteration)
+        slot = self._free(self._own(), iteration) if self.every else self._aside()
+        slot.clear()
+        slot.body[: extra.numel()] = extra
         offset = EXTRA_BYTES_MAX
         # What is too large here is an optimizer with more state than Adam: copy_ says so, with both sizes.
         for tensor in shard_tensors(self._memory.optimizer):
             nbytes = nbytes_of(tensor)
-            message[offset : offset + nbytes].view(tensor.dtype).copy_(tensor.reshape(-1))
+            slot.body[offset : offset + nbytes].view(tensor.dtype).copy_(tensor.reshape(-1))
             offset += aligned(nbytes)
-        return message
+        slot.seal(copy)
+        slot.mark_whole(copy)
+        return self._spoiled(slot.parcel)
+
+    def _spoiled(self, parcel: torch.Tensor) -> torch.Tensor:
+        if not self.spoil_next:
+            return parcel
+        self.spoil_next = False
+        other = parcel.clone()
+        other[EXTRA_BYTES_MAX] ^= 1
+        return other
+
+    # ---------------------------------------------------------- when a node was lost
+
+    def serve(self, fetch: Fetch, gradients: list[torch.Tensor]) -> None:
+        """By the holder: the copy, and the sums of the newest gradient if the step is still to be done on it. Raises
+        CopyDiffers, here and at the target, when something wrote into it: the next meeting does without."""
+        copy = Copy(fetch.targets[0], fetch.iteration)
+        slot = next(slot for slot in self._wards() if slot.whole() == copy)
+        is_good = slot.is_sealed(copy)
+        self._send(torch.tensor([int(is_good)], dtype=torch.int64), copy.rank)
+        if not is_good:
+            slot.clear()
+            raise CopyDiffers(f"something wrote into rank {self.rank}'s copy of rank {copy.rank}'s shard")
+        self._send(self._spoiled(slot.parcel), copy.rank)
+        for piece in map(_bytes, gradients) if fetch.steps else ():
+            self._send(torch.tensor([_digest(piece)], dtype=torch.int64), copy.rank)
+            self._send(piece, copy.rank)
+
+    def take(self, fetch: Fetch, gradients: list[torch.Tensor]) -> bytes:
+        """By the heir: its shard, and the gradient's sums. Returns the python-side state. Raises CopyDiffers."""
+        copy = Copy(self.rank, fetch.iteration)
+        word = torch.zeros(1, dtype=torch.int64)
+        self._receive(word, fetch.source)
+        if int(word.item()) == NOTHING:
+            raise CopyDiffers(f"rank {fetch.source}'s copy of rank {self.rank}'s shard is no good any more")
+        slot = self._free(self._own(), fetch.iteration) if self.every else self._aside()
+        slot.clear()
+        self._receive(slot.parcel, fetch.source)
+        self._require(slot.is_sealed(copy), fetch.source)
+        for piece in map(_bytes, gradients) if fetch.steps else ():
+            self._receive(word, fetch.source)
+            self._receive(piece, fetch.source)
+            self._require(_digest(piece) == int(word.item()), fetch.source)
+        slot.mark_whole(copy)
+        return self._unpacked(slot)
+
+    def go_back(self, iteration: int) -> bytes:
+        """To what is kept. Returns the python-side state. Raises CopyDiffers."""
+        copy = Copy(self.rank, iteration)
+        slot = next(slot for slot in self._own() if slot.whole() == copy)
+        if not slot.is_sealed(copy):
+            slot.clear()
+            raise CopyDiffers(f"something wrote into what rank {self.rank} kept of iteration {iteration}")
+        return self._unpacked(slot)
+
+    @torch.no_grad()
+    def _unpacked(self, slot: _Slot) -> bytes:
+        offset = EXTRA_BYTES_MAX
+        for tensor in shard_tensors(self._memory.optimizer):
+            nbytes = nbytes_of(tensor)
+            tensor.copy_(slot.body[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
+            offset += aligned(nbytes)
+        return bytes(slot.body[:EXTRA_BYTES_MAX].numpy().tobytes())
+
+    # ---------------------------------------------------------- memory and messages
+
+    def _branch_word(self) -> torch.Tensor:
+        return self._memory.buddy[:ALIGN].view(torch.int64)[:1]
+
+    def _places(self) -> tuple[torch.Tensor, ...]:
+        return self._memory.buddy[ALIGN:].chunk(self._num_slots)
+
+    def _slots(self) -> list[_Slot]:
+        return [_Slot(place) for place in self._places()]
+
+    def _wards(self) -> list[_Slot]:
+        return self._slots()[:SLOTS]
+
+    def _own(self) -> list[_Slot]:
+        return self._slots()[SLOTS:]
+
+    def _aside(self) -> _Slot:
+        """For a parcel that is not kept."""
+        return _Slot(torch.zeros_like(self._places()[0]))
+
+    def _require(self, is_right: bool, source: Rank) -> None:
+        if not is_right:
+            raise CopyDiffers(f"the copy of rank {self.rank}'s shard did not arrive from rank {source} as it was sent")
 
     def _send(self, piece: torch.Tensor, target: Rank) -> None:
         dist.send(piece, group=self._groups.data_group(), group_dst=self._groups.data_index(target))
 
     def _receive(self, piece: torch.Tensor, source: Rank) -> None:
-        digest = torch.zeros(1, dtype=torch.int64)
-        place = self._groups.data_index(source)
-        dist.recv(digest, group=self._groups.data_group(), group_src=place)
-        dist.recv(piece, group=self._groups.data_group(), group_src=place)
-        if _digest(piece) != int(digest.item()):
-            raise CopyDiffers(f"the copy of rank {self.rank}'s shard did not arrive from rank {source} as it was sent")
-
-
-def _header(slot: torch.Tensor) -> torch.Tensor:
-    return slot[:HEADER_BYTES].view(torch.int64)
+        dist.recv(piece, group=self._groups.data_group(), group_src=self._groups.data_index(source))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

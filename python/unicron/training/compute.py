@@ -27,13 +27,28 @@ class PerTokenLossRequired(ValueError):
     """calculate_per_token_loss is off: the mean of means depends on how micro-batches are grouped."""
 
 
+class ParallelismRefused(ValueError):
+    """The model is spread in a way that unicron cannot heal."""
+
+
+#: Sizes in a TransformerConfig that must be 1: a replica is then one dp index (with experts spread it is several).
+REFUSED_SIZES = {"context_parallel_size": "context", "expert_model_parallel_size": "expert"}
+
+
 def rounded_loss(loss: torch.Tensor) -> torch.Tensor:
     """A float64 that is added to others of its kind without rounding (exact mode)."""
     return torch.round(loss.double() * LOSS_SCALE) / LOSS_SCALE
 
 
 def check_config(config: Any) -> None:
-    """Refuse by name what would make the result depend on width or history."""
+    """Refuse by name what would make the result depend on width or history, or cannot be healed."""
+    for name, what in REFUSED_SIZES.items():
+        size = getattr(config, name, 1)
+        if size > 1:
+            raise ParallelismRefused(
+                f"TransformerConfig.{name} is {size}: {what} parallelism cannot be healed in this version; set it to 1 "
+                f"(tp, pp and dp can be as they like{', experts are then whole on each rank' * (what == 'expert')})"
+            )
     if not getattr(config, "calculate_per_token_loss", False):
         raise PerTokenLossRequired(
             "TransformerConfig.calculate_per_token_loss is False: set it to True and return (sum, tokens, dict) "

@@ -23,13 +23,14 @@ from unicron.faults.kinds import FaultKind, FaultPoint
 from unicron.faults.perform import perform
 from unicron.healing import actions as do
 from unicron.healing import events as on
+from unicron.healing.buddies import common_version
 from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, decode_record, encode_record, hold_vote
 from unicron.healing.resolve import position_of
 from unicron.messages import CollectiveFailed, StateLost, cut
 from unicron.runtime.store_client import StoreClient, StoreError
 from unicron.training import account, compute, step
-from unicron.training.buddies import Buddies
+from unicron.training.buddies import Buddies, CopyDiffers
 from unicron.training.exact import ExactGradients
 from unicron.training.gradients import Gradients, ReduceHooks
 from unicron.training.groups import GroupInterrupted, Groups
@@ -55,7 +56,7 @@ class Left(BaseException):
 
 
 def is_collective_error(error: BaseException) -> bool:
-    if isinstance(error, (GroupInterrupted, LostOperation, StoreError)):
+    if isinstance(error, (GroupInterrupted, LostOperation, StoreError, CopyDiffers)):
         return True
     if isinstance(error, dist.DistError):
         return True
@@ -80,7 +81,7 @@ class Engine:
         self.stepper = step.Stepper(optimizer, scheduler, layout, self.gradients)
         self.machine = HealingMachine(rank, layout, len(self.gradients.segments))
         self.transfer = StateTransfer(rank, memory, groups)
-        self.buddies = Buddies(rank, memory, groups) if layout.buddy else None
+        self.buddies = Buddies(rank, layout, memory, groups) if layout.buddy else None
         self.account = account.Account(link, self.machine, groups)
         self.forward_step: compute.ForwardStep | None = None
         self.dataset: compute.Dataset | None = None
@@ -92,7 +93,7 @@ class Engine:
             do.Confirm: self._confirm, do.Step: self._step, do.Gather: self._gather, do.Settle: self._settle,
             do.ExchangeInside: self._exchange_inside,
             do.RebuildInside: self._rebuild_inside, do.ExchangeWorld: self._exchange_world,
-            do.RebuildCross: self._rebuild_cross, do.FetchState: self._fetch_state,
+            do.RebuildCross: self._rebuild_cross, do.FetchState: self._fetch_state, do.GoBack: self._go_back,
             do.LoadCheckpoint: self._load_checkpoint, do.AwaitPlan: self._await_plan,
             do.ReportStateLost: self._report_state_lost,
         }  # fmt: skip
@@ -156,6 +157,8 @@ class Engine:
             return
         if kind == FaultKind.CORRUPT:
             self.transfer.spoil_next = True
+            if self.buddies is not None:
+                self.buddies.spoil_next = True
             return
         if kind == FaultKind.SCRIBBLE:
             next(iter(self.model.parameters())).data.view(-1)[0].add_(1.0)
@@ -315,7 +318,7 @@ class Engine:
         if self.buddies is not None:
             assert self.machine.plan is not None
             self.maybe_fault(FaultPoint.BUDDY)
-            self.buddies.exchange(self.machine.plan, self.machine.record.iteration, self.stepper.extra_tensor())
+            self.buddies.after_step(self.machine.plan, self.machine.record.iteration, self.stepper.extra_tensor())
         self._require_good(inside=False)
         return on.Done()
 
@@ -354,8 +357,9 @@ class Engine:
         self.maybe_fault(FaultPoint.HEAL)
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
         record = self.machine.record
-        if self.buddies is not None:
-            record = msgspec.structs.replace(record, copies=self.buddies.copies())
+        if (ours := self.buddies) is not None:
+            ours.abandon()
+            record = msgspec.structs.replace(record, copies=ours.copies(), kept=ours.kept(), branch=ours.branch)
         client.set(f"{prefix}{self.rank}", encode_record(record))
         keys = [f"{prefix}{rank}" for rank in ranks]
         records = client.multi_get(keys, AWAIT_PLAN_MS_MAX, cancelled=lambda: self._is_over(plan))
@@ -366,7 +370,11 @@ class Engine:
         return self._exchange(action.plan, f"inside{replica}", self.layout.replica_ranks(replica))
 
     def _exchange_world(self, action: do.ExchangeWorld) -> on.AnyEvent:
-        return self._exchange(action.plan, "world", action.plan.ranks)
+        gathered = self._exchange(action.plan, "world", action.plan.ranks)
+        if self.buddies is not None and isinstance(gathered, on.RecordsGathered):
+            found = common_version(gathered.records)
+            self.buddies.agreed(-1 if found is None else found[0])
+        return gathered
 
     def _rebuild_inside(self, action: do.RebuildInside) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
@@ -409,6 +417,8 @@ class Engine:
             return on.Done()
         self.ledger.begin_step()
         extra = self.buddies.take(fetch, self.gradients.segments)
+        self.ledger.forget_commit()
+        self.buddies.forget(action.branch, after=action.iteration)
         self.stepper.load_extra(extra)
         if fetch.steps:
             assert action.commit is not None
@@ -420,6 +430,20 @@ class Engine:
         self.account.state_source = "buddy"
         return on.Done()
 
+    def _go_back(self, action: do.GoBack) -> on.AnyEvent:
+        assert self.buddies is not None
+        self._pulse(Stage.HEAL)
+        self.maybe_fault(FaultPoint.FETCH)
+        before = self.machine.record.iteration
+        self.ledger.begin_step()
+        self.stepper.load_extra(self.buddies.go_back(action.iteration))
+        self.stepper.show_main_params()
+        self.ledger.forget_commit()
+        self.buddies.forget(action.branch, after=action.iteration)
+        self.ledger.end_step(action.iteration, self.stepper.extra_state(), gathered=False)
+        self.account.went_back(before, action.iteration)
+        return on.Done()
+
     def _load_checkpoint(self, action: do.LoadCheckpoint) -> on.AnyEvent:
         assert self.load_checkpoint is not None
         self._pulse(Stage.SAVE, waiting=True)
@@ -428,8 +452,9 @@ class Engine:
         even_optimizer_steps(self.stepper.optimizer)
         iteration, own = self.load_checkpoint(action.path)
         self.gradients.load_own(own)
+        self.ledger.forget_commit()
         if self.buddies is not None:
-            self.buddies.forget()
+            self.buddies.forget(action.plan.epoch)
         self.ledger.end_step(iteration, self.stepper.extra_state())
         self.account.restored(before, iteration)
         return on.CheckpointLoaded(iteration)
@@ -468,12 +493,16 @@ class Engine:
 
     def leave(self) -> None:
         """The role is left, and this process lives on: nothing of the model's groups stays. Its arena stays."""
+        if self.buddies is not None:
+            self.buddies.abandon()
         self.groups.dissolve()
         os.close(self.memory.fd)
         for client in self._clients.values():
             client.close()
 
     def close(self) -> None:
+        if self.buddies is not None:
+            self.buddies.abandon()
         self.groups.close()
         for client in self._clients.values():
             client.close()

@@ -27,7 +27,9 @@ class Ledger:
         header.summed = record.summed
         header.torn = not record.has_state
         header.ungathered = not record.gathered
-        if record.commit is not None:
+        if record.commit is None:
+            self.forget_commit()
+        else:
             self._write_commit(record.commit)
         if not record.begun:
             header.set_done(b"")
@@ -43,6 +45,10 @@ class Ledger:
         header.commit_tokens, header.commit_sumsq = commit.tokens, commit.sumsq
         header.commit_found_inf, header.commit_loss_sum = commit.found_inf, commit.loss_sum
         header.has_commit = True
+
+    def forget_commit(self) -> None:
+        """What was committed is to be done again: an heir must not step with its result."""
+        self.header.has_commit = False
 
     def begin_step(self, *, undoable: bool = False) -> None:
         """undoable: chunk by chunk with an undo area, so that an heir can finish it (undoable_step.py)."""

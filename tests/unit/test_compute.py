@@ -1,0 +1,28 @@
+"""What a model's configuration may not be."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from unicron.training.compute import ParallelismRefused, PerTokenLossRequired, check_config
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("expert_model_parallel_size", "expert parallelism"), ("context_parallel_size", "context")]
+)
+def test_what_cannot_be_healed_is_refused_by_name(name: str, says: str) -> None:
+    config = SimpleNamespace(calculate_per_token_loss=True, **{name: 2})
+    with pytest.raises(ParallelismRefused, match=f"{name} is 2: {says}") as caught:
+        check_config(config)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_mean_of_means_is_refused_by_name() -> None:
+    with pytest.raises(PerTokenLossRequired):
+        check_config(SimpleNamespace(calculate_per_token_loss=False))
+
+
+def test_sizes_of_one_are_welcome() -> None:
+    check_config(SimpleNamespace(calculate_per_token_loss=True, context_parallel_size=1, expert_model_parallel_size=1))
