@@ -80,6 +80,9 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
             **accounts,
         )
     kind = TRANSITION_OF.get(task.plan.kind) if task.plan else None
+    if kind == "restart" and task.is_adopted:
+        kind = "standby"
+    task.is_adopted, task.standby_why = False, ""
     if kind is not None:
         note_transition(step, task, kind)
     task.move("healed")

@@ -18,6 +18,7 @@ from unicron.coordinator.allocation import Allocation
 from unicron.coordinator.demand import can_leave, demand_of, kept_slots, least_slots
 from unicron.coordinator.placement import place_replica
 from unicron.coordinator.planned import Planned
+from unicron.coordinator.standing_by import standbys_for
 from unicron.coordinator.state import State, TaskState, node_order
 from unicron.coordinator.transitions import NodePhase
 from unicron.planner.cluster import Cluster, Failures, Node, Transitions
@@ -102,6 +103,7 @@ def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Plann
         nodes=facts.nodes,
         tasks=facts.tasks,
         targets=targets,
+        standbys=standbys_for(state, facts.nodes, targets),
         trigger=_trigger(state, facts),
         events=planned.events,
         from_table=from_table,

@@ -131,6 +131,6 @@ def _refill(step: Step, task: TaskState, replica: int, joiners: dict[Rank, Worke
 
 def on_joiner_timeout(step: Step, task: TaskState) -> None:
     for worker in list(task.workers.values()):
-        if worker.purpose is Purpose.JOINER and worker.phase is not WorkerPhase.READY:
+        if worker.purpose in (Purpose.JOINER, Purpose.STANDBY) and worker.phase is not WorkerPhase.READY:
             end_worker(step, task, worker, "not ready in time to join")
     step.touch(task)

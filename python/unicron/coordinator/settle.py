@@ -9,6 +9,7 @@ from unicron.coordinator.lifecycle import finish_task, settle_exits, stop_task
 from unicron.coordinator.nodes import judge
 from unicron.coordinator.recovery import settle_recovery
 from unicron.coordinator.reshaping import settle_change
+from unicron.coordinator.standbys import settle_standbys
 from unicron.coordinator.starting import (
     restart_all,
     settle_restarting,
@@ -96,5 +97,6 @@ def _settle_managed(step: Step, task: TaskState) -> None:
     if task.phase is TaskPhase.HEALING and not task.awaiting and not task.lost:
         close_healing(step, task, f"every member of epoch {task.epoch} committed the iteration")
     settle_change(step, task)
+    settle_standbys(step, task)
     settle_width(step, task)
     settle_health(step, task)

@@ -38,6 +38,11 @@ class Purpose(enum.StrEnum):
     UNDERSTUDY = "understudy"
     REFILL = "refill"  # started for one lost role, because no understudy was there
     JOINER = "joiner"  # of a replica that comes back
+    STANDBY = "standby"  # on a slot of its own, for a role that lives elsewhere
+
+
+WAITING = (Purpose.UNDERSTUDY, Purpose.REFILL, Purpose.STANDBY)  # who may take a lost role
+ON_SLOTS = (Purpose.MEMBER, Purpose.JOINER, Purpose.STANDBY)  # who has a slot
 
 
 class Hearing(enum.StrEnum):
@@ -126,7 +131,7 @@ class WorkerState:
         """Ready for a role, now."""
         return (
             self.phase is WorkerPhase.READY
-            and self.purpose in (Purpose.UNDERSTUDY, Purpose.REFILL)
+            and self.purpose in WAITING
             and self.stopped_ms is None
             and self.exception is None
         )
@@ -136,7 +141,7 @@ class WorkerState:
         """May become a candidate."""
         return (
             self.phase in (WorkerPhase.STARTED, WorkerPhase.UP)
-            and self.purpose in (Purpose.UNDERSTUDY, Purpose.REFILL)
+            and self.purpose in WAITING
             and self.exception is None
         )
 
@@ -175,6 +180,9 @@ class TaskState:
     reconnects: dict[int, int] = field(default_factory=dict)  # iteration -> RECONNECTs in it
     refills: dict[Rank, int] = field(default_factory=dict)
     joins: dict[int, int] = field(default_factory=dict)  # replica -> tries
+    standby_tries: dict[str, int] = field(default_factory=dict)  # node -> times that standbys were started there
+    is_adopted: bool = False  # the recovery under way is a standby node's: what it takes is learned apart
+    standby_why: str = ""  # what was weighed when a node of it was lost, for people
     checkpoint: tuple[int, str] | None = None  # (journal)
     state_lost: str = ""  # why the next plan must be a RESTORE
     is_restarting: bool = False  # (journal) all end, then all start again

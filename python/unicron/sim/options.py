@@ -19,6 +19,7 @@ class TaskOptions:
     iterations: int = 1_000_000
     checkpoint_every: int = 0
     replicas_min: int = 0
+    standbys: int = 0
     weight: float = 1.0
     priority: int = 0
     speed: float = 1.0  # exponent of its T(t, x): below 1 the more slots, the less each earns
@@ -39,6 +40,7 @@ class TaskOptions:
             weight=self.weight,
             priority=self.priority,
             replicas_min=self.replicas_min,
+            standbys=self.standbys,
             throughput={
                 r * size: 1e12 * (r * size) ** self.speed for r in range(self.replicas_min or 1, layout.dp + 1)
             },
