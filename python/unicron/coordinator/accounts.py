@@ -26,7 +26,7 @@ _FARTHEST = (  # of several sources the farthest is the incident's
 
 TRANSITION_OF = {
     PlanKind.SHRINK: "shrink", PlanKind.GROW: "grow", PlanKind.REPLACE: "restart", PlanKind.RESTORE: "start",
-    PlanKind.RESHAPE: "reshape",
+    PlanKind.RESHAPE: "reshape", PlanKind.MOVE: "move",
 }  # fmt: skip
 
 

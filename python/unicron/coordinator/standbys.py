@@ -14,7 +14,7 @@ from unicron.coordinator.deciding import failures_of, transitions_of
 from unicron.coordinator.journal import AllocationDecided, RolesPlaced
 from unicron.coordinator.placement import free_slots
 from unicron.coordinator.standing_by import Odds, is_worth_it, roles_of_a_node
-from unicron.coordinator.state import Purpose, TaskState, WorkerState, node_order
+from unicron.coordinator.state import Purpose, State, TaskState, WorkerState, node_order
 from unicron.coordinator.steering import renew_tables
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
@@ -61,7 +61,24 @@ def _wanted(step: Step, task: TaskState) -> dict[str, tuple[Rank, ...]]:
     likely = sorted(homes, key=lambda node: (-faults.get(node, 0), -len(homes[node]), node_order(node)))
     guesses = [rank for node in likely for rank in homes[node]]
     count = roles_of_a_node({m.rank: m.node for m in task.plan.members})
-    return {node: tuple(guesses[:count]) for node in step.state.allocation.standbys.get(task.name, ())}
+    wanted = {node: tuple(guesses[:count]) for node in step.state.allocation.standbys.get(task.name, ())}
+    for rank, node in differing(step.state, task).items():
+        wanted[node] = (*wanted.get(node, ()), rank)
+    return wanted
+
+
+def differing(state: State, task: TaskState) -> dict[Rank, str]:
+    """Roles that live elsewhere than they shall, in replicas that shall go on; with the node where they shall."""
+    plan, target = task.plan, state.target(task.name)
+    if plan is None or not task.job.managed or task.job.layout != plan.layout or state.gpu:
+        return {}  # on GPUs replicas leave and come back, in this version
+    layout = plan.layout
+    kept = [r for r in plan.replicas if all(rank in target for rank in layout.replica_ranks(r))]
+    return {
+        member.rank: target[member.rank]
+        for member in plan.members
+        if layout.replica_of(member.rank) in kept and target[member.rank] != member.node
+    }
 
 
 def _start(step: Step, task: TaskState, node: str, roles: tuple[Rank, ...], here: list[WorkerState]) -> None:
@@ -69,7 +86,8 @@ def _start(step: Step, task: TaskState, node: str, roles: tuple[Rank, ...], here
     if missing <= 0 or step.state.nodes[node].phase is not NodePhase.UP:
         return
     tries = task.standby_tries.get(node, 0)
-    if tries >= step.config.join_tries_max or free_slots(step.state).get(node, 0) < missing:
+    missing = min(missing, free_slots(step.state).get(node, 0))
+    if tries >= step.config.join_tries_max or missing <= 0:
         return
     task.standby_tries[node] = tries + 1
     guessed = [worker.rank for worker in here]

@@ -30,6 +30,7 @@ from unicron.planner.planner import Planner
 from unicron.types import EpochPlan, Rank, Stage
 
 if TYPE_CHECKING:
+    from unicron.coordinator.moves import RoleMove
     from unicron.coordinator.slowness import Pace
 
 
@@ -199,6 +200,7 @@ class TaskState:
     change: LayoutChange | None = None  # of layout, under way
     change_refused: str = ""  # why the last one was called off, for people
     moves: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT_MAX))  # what they cost
+    moving: RoleMove | None = None  # of roles to other nodes, under way
     cause_to_stay: str = ""  # why it could not leave, for people
 
     def move(self, trigger: str) -> None:

@@ -58,6 +58,7 @@ class Options:
     num_nodes: int = 1
     slots: int = 1
     num_wishes: int = 0  # what people ask for meanwhile: drain, suspend, resume, cancel
+    only_drains: bool = False  # of them, only drain and undrain
     stopped_grace_ms: int = 0
     delay_ms: tuple[float, float] = (0.1, 1.0)
     twice: float = 0.0  # a message of an agent arrives twice

@@ -59,7 +59,8 @@ def schedule_wishes(world: Cluster) -> None:
     rng = world.streams("wishes")
     for number in range(world.options.num_wishes):
         at_ms = 1_500.0 + rng.uniform(0.0, 2 * world.options.faults_ms)
-        kind = rng.choices(list(WISHES), list(WISHES.values()))[0]
+        kinds = {k: w for k, w in WISHES.items() if "drain" in k or not world.options.only_drains}
+        kind = rng.choices(list(kinds), list(kinds.values()))[0]
         world.scheduler.at(at_ms, _wish(world, kind, f"wish{number}", random.Random(rng.random())))
 
 
