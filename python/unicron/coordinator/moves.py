@@ -23,7 +23,7 @@ from unicron.coordinator.incident import Incident
 from unicron.coordinator.placement import free_slots
 from unicron.coordinator.plans import Decision, announced, forget_move, publish, publish_plan
 from unicron.coordinator.standbys import differing, standbys_of
-from unicron.coordinator.state import TaskState, WorkerState, node_order
+from unicron.coordinator.state import Purpose, TaskState, WorkerState, node_order
 from unicron.coordinator.steering import why
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
@@ -48,6 +48,9 @@ def movable(step: Step, task: TaskState) -> dict[Rank, str]:
     """Of them, those for which somebody is built already, or can be."""
     wanted = differing(step.state, task)
     free = free_slots(step.state)
+    for worker in task.workers.values():
+        if worker.purpose is Purpose.STANDBY and worker.phase is WorkerPhase.ENDING:
+            free[worker.node] = free.get(worker.node, 0) + 1  # soon
     there = {node: len(workers) for node, workers in standbys_of(task).items()}
     found: dict[Rank, str] = {}
     for rank, node in sorted(wanted.items()):

@@ -81,6 +81,7 @@ class Preparation:
         try:
             joiners = "-".join(m.worker for m in plan.members if m.rank in plan.heirs)
             store = RendezvousStore(client, f"{plan.task}/{plan.epoch}/move/{joiners}/", self.is_over)
+            store.check(["connected"])  # its own socket stands before those of groups are counted
             count = 0
             if self.is_leaver or self.is_joiner:
                 group = self._groups.connect(store, f"pair{self.rank}", int(self.is_joiner), 2, self._how())
