@@ -143,6 +143,24 @@ class LayoutReady(_Message, frozen=True):
     seconds: dict[str, float] = {}  # by part: build, meet, digest, move
 
 
+class MoveReady(_Message, frozen=True):
+    """MoveRoles, as far as this worker has come, or why it cannot (error).
+
+    phase: prepared: the groups of the announced plan stand; held: it waits at the boundary and hears nothing; moved:
+    a joiner has its leaver's state.
+    """
+
+    worker: str
+    rank: Rank
+    epoch: int  # of the plan that was announced
+    phase: str
+    iteration: int = -1
+    error: str = ""
+    num_connections: int = 0  # that it made for the announced plan
+    state_bytes: int = 0  # that it took over
+    seconds: dict[str, float] = {}  # by part
+
+
 class Finished(_Message, frozen=True):
     """The script returned from its last iteration; the process is about to exit with 0."""
 
@@ -378,7 +396,7 @@ class FromWorker(_Message, frozen=True):
 
     node: str
     task: str
-    body: CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | LayoutReady | Finished
+    body: CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | LayoutReady | MoveReady | Finished
     seen_ns: int
 
 
@@ -474,6 +492,18 @@ class ChangeLayout(_Message, frozen=True):
     reason: str
 
 
+class MoveRoles(_Message, frozen=True):
+    """Roles of plan.heirs go to other workers. First (switch false) its groups are made beside those in use; then,
+    after an iteration that all members agree on, leavers send their state to the joiners. The plan is published when
+    every joiner has it; any other newer epoch calls it off."""
+
+    task: str
+    former: EpochPlan  # the present one
+    plan: EpochPlan
+    reason: str
+    switch: bool = False
+
+
 class FinishUnderstudies(_Message, frozen=True):
     """The task is done: waiting workers leave with exit code 0."""
 
@@ -509,6 +539,7 @@ class Reply(_Message, frozen=True):
 AnyMessage = (
     PaceSample | WorkerPace | WorkerUnkillable |
     WorkerHello | WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | LayoutReady | Finished
+    | MoveReady | MoveRoles
     | ArenaRequest | WorkerWelcome | ArenaGrant | Fork | Forked | ChildStatus | WorkerStatus | AgentHello
     | AgentHeartbeat | AgentChecked | HardwareSeen | BeatOrder | CheckNode | WorkerUp | WorkerLost | WorkerStopped
     | WorkerContinued | WorkerStalled | WorkerExited | FromWorker | TaskSpec | AgentWelcome | StartWorkers

@@ -102,6 +102,7 @@ class PlanKind(enum.StrEnum):
     GROW = "grow"  # a replica joined
     RECONNECT = "reconnect"  # connections broke with all ends alive
     RESHAPE = "reshape"  # everybody has the state in another layout (tp, pp, dp, sharding), and goes on in it
+    MOVE = "move"  # roles went to other nodes between two iterations: leavers gave their state to joiners
     RESTORE = "restore"  # last holder of a state lost: everybody returns to a checkpoint
 
 

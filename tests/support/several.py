@@ -10,7 +10,7 @@ from unicron.coordinator.actions import Answer
 from unicron.coordinator.job import Job
 from unicron.coordinator.state import TaskState
 from unicron.coordinator.transitions import TaskPhase
-from unicron.messages import FromWorker, Healed, Reply, Saved, WorkerLost, WorkerStatus, WorkerUp
+from unicron.messages import FromWorker, Healed, MoveReady, Reply, Saved, WorkerLost, WorkerStatus, WorkerUp
 from unicron.types import Layout, Stage
 
 
@@ -46,11 +46,23 @@ class Cluster(Coordinator):
                         self.say_lost(task, worker.name)
                     elif worker.phase.value == "started":
                         self.say_up(task, worker.name)
+                self.say_moved(task)
                 if task.phase is TaskPhase.HEALING and task.plan is not None:
                     for member in task.plan.members:
                         self.say_healed(task, member.worker)
             if len(self.journal) == before:
                 return
+
+    def say_moved(self, task: TaskState) -> None:
+        """Everybody prepared a move that was announced; then its joiners have their state."""
+        move = task.moving
+        if move is None or task.plan is None:
+            return
+        for phase in ("prepared", "moved"):
+            for member in (*task.plan.members, *move.plan.members):
+                if phase == "prepared" or member.rank in move.plan.heirs:
+                    body = MoveReady(member.worker, member.rank, move.plan.epoch, phase, 6)
+                    self.feed(on.AgentMessage(member.node, FromWorker(member.node, task.name, body, 1)))
 
     def say_up(self, task: TaskState, name: str) -> None:
         worker = task.workers[name]

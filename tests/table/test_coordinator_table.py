@@ -25,7 +25,7 @@ from unicron.coordinator.transitions import (
     next_task_phase,
     next_worker_phase,
 )
-from unicron.messages import ExceptionRaised, FromWorker, LayoutReady
+from unicron.messages import ExceptionRaised, FromWorker, LayoutReady, MoveReady
 from unicron.types import Layout, Stage
 
 
@@ -124,6 +124,7 @@ FACTS: dict[str, Callable[[Coordinator, str], None]] = {
     "healed": lambda d, n: d.healed(n),
     "saved": lambda d, n: d.saved(n, 4),
     "layout_ready": lambda d, n: d.says(LayoutReady(n, 0, 1, 4)),
+    "move_ready": lambda d, n: d.says(MoveReady(n, 0, 1, "prepared")),
     "finished": lambda d, n: d.finished(n),
     "cancel": lambda d, n: d.feed(on.CancelRequested("c", TASK)) and None,
     "suspend": lambda d, n: d.feed(on.SuspendRequested("s", TASK)) and None,

@@ -14,6 +14,7 @@ from unicron.messages import (
     Fork,
     FromWorker,
     HardwareSeen,
+    MoveRoles,
     PublishEpoch,
     SaveAndHold,
     StopTask,
@@ -43,7 +44,7 @@ ToCoordinator = (
     | FromWorker
 )
 SIGTERM, SIGKILL = 15, 9
-ToWorker = PublishEpoch | FinishUnderstudies | StopTask | SaveAndHold | ChangeLayout
+ToWorker = PublishEpoch | FinishUnderstudies | StopTask | SaveAndHold | ChangeLayout | MoveRoles
 
 
 @dataclass(frozen=True, slots=True)

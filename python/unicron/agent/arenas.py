@@ -13,7 +13,7 @@ from unicron.agent.state import Adoption, Arena, Worker
 from unicron.agent.step import Step
 from unicron.agent.transitions import Phase
 from unicron.messages import ArenaRequest
-from unicron.types import EpochPlan
+from unicron.types import EpochPlan, PlanKind
 
 
 def on_requested(step: Step, event: ArenaRequested) -> None:
@@ -177,6 +177,28 @@ def settle_staged(step: Step, plan: EpochPlan) -> None:
         del state.times[role]  # what is usual for a role is another thing now,
     for worker in state.of_task(plan.task):
         worker.first_iteration = None  # and a first iteration is none by which others are judged
+
+
+def settle_moved(step: Step, plan: EpochPlan) -> None:
+    """A role that has a home elsewhere leaves its arena here: whoever comes back to it must not find it. A joiner of a
+    move has filled its own."""
+    state = step.state
+    here = {member.rank: member for member in plan.members if member.node == step.config.node}
+    elsewhere = {member.rank for member in plan.members} - here.keys()
+    for (task, rank), arena in list(state.roles.items()):
+        if task == plan.task and rank in elsewhere:
+            _drop(step, arena, f"rank {rank} lives elsewhere since epoch {plan.epoch}")
+    if plan.kind is not PlanKind.MOVE:
+        return
+    for rank in plan.heirs:
+        own = next((a.id for a in state.arenas.values() if rank in here and a.owner == here[rank].worker), None)
+        former = state.roles.get((plan.task, rank))
+        if own is None or former == own:
+            continue
+        if former is not None:
+            _drop(step, former, f"{here[rank].worker} brought another")
+        state.arenas[own].rank = rank
+        state.roles[plan.task, rank] = own
 
 
 def role_taken(step: Step, worker: Worker) -> None:

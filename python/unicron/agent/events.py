@@ -20,6 +20,8 @@ from unicron.messages import (
     FinishUnderstudies,
     Healed,
     LayoutReady,
+    MoveReady,
+    MoveRoles,
     PublishEpoch,
     SaveAndHold,
     Saved,
@@ -35,8 +37,11 @@ CoordinatorSays = (
     AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault | SaveAndHold
     | CheckNode
     | ChangeLayout
+    | MoveRoles
 )  # fmt: skip
-WorkerSays = WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | LayoutReady | Finished
+WorkerSays = (
+    WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | LayoutReady | MoveReady | Finished
+)
 
 
 @dataclass(frozen=True, slots=True)

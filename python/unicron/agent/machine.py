@@ -51,6 +51,7 @@ from unicron.messages import (
     EndWorker,
     FinishUnderstudies,
     HardwareSeen,
+    MoveRoles,
     PublishEpoch,
     SaveAndHold,
     StartWorkers,
@@ -210,6 +211,8 @@ class AgentMachine:
                         step.actions.append(SendWorker(worker.name, message, worker.epoch, (), message.reason))
             case ChangeLayout():
                 self._on_change(step, message)
+            case MoveRoles():
+                self._on_move(step, message)
             case ArmFault():
                 self._on_arm(step, message)
             case CheckNode(reason):
@@ -229,6 +232,7 @@ class AgentMachine:
             return
         self.state.plans[plan.task] = plan
         arenas.settle_staged(step, plan)
+        arenas.settle_moved(step, plan)
         for worker in self.state.of_task(plan.task):
             if not worker.is_dead:
                 lives.forward_plan(step, worker, message)
@@ -242,6 +246,17 @@ class AgentMachine:
             step.refuse("stale_epoch", f"{message.task}: a change of layout as epoch {message.plan.epoch}")
             return
         self.state.changes[message.task] = message.plan
+        names = {m.worker for m in (*message.former.members, *message.plan.members)}
+        for worker in self.state.of_task(message.task):
+            if worker.name in names and worker.can_hear:
+                step.actions.append(SendWorker(worker.name, message, worker.epoch, (), message.reason))
+
+    def _on_move(self, step: Step, message: MoveRoles) -> None:
+        """To the members and to who joins them. Told again after whatever may have lost it."""
+        known = self.state.plans.get(message.task)
+        if message.task in self.state.ended or (known is not None and message.plan.epoch <= known.epoch):
+            step.refuse("stale_epoch", f"{message.task}: a move as epoch {message.plan.epoch}")
+            return
         names = {m.worker for m in (*message.former.members, *message.plan.members)}
         for worker in self.state.of_task(message.task):
             if worker.name in names and worker.can_hear:

@@ -26,7 +26,7 @@ _FARTHEST = (  # of several sources the farthest is the incident's
 
 TRANSITION_OF = {
     PlanKind.SHRINK: "shrink", PlanKind.GROW: "grow", PlanKind.REPLACE: "restart", PlanKind.RESTORE: "start",
-    PlanKind.RESHAPE: "reshape",
+    PlanKind.RESHAPE: "reshape", PlanKind.MOVE: "move",
 }  # fmt: skip
 
 
@@ -80,6 +80,9 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
             **accounts,
         )
     kind = TRANSITION_OF.get(task.plan.kind) if task.plan else None
+    if kind == "restart" and task.is_adopted:
+        kind = "standby"
+    task.is_adopted, task.standby_why = False, ""
     if kind is not None:
         note_transition(step, task, kind)
     task.move("healed")

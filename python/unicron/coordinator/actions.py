@@ -17,6 +17,7 @@ from unicron.messages import (
     CheckNode,
     EndWorker,
     FinishUnderstudies,
+    MoveRoles,
     PublishEpoch,
     Reply,
     SaveAndHold,
@@ -28,6 +29,7 @@ ToAgent = (
     AgentWelcome | StartWorkers | PublishEpoch | EndWorker | StopTask | FinishUnderstudies | ArmFault | SaveAndHold
     | CheckNode
     | ChangeLayout
+    | MoveRoles
 )  # fmt: skip
 
 

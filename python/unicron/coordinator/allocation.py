@@ -16,6 +16,7 @@ class Allocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: dict[str, int] = {}  # usable node -> its slots, as seen
     tasks: tuple[str, ...] = ()  # that wanted slots
     targets: dict[str, dict[Rank, str]] = {}  # task -> role -> node; a task without slots has none
+    standbys: dict[str, tuple[str, ...]] = {}  # task -> nodes that stand warm for it, each with all it may have to take
     trigger: str = ""  # what had happened, in words
     events: tuple[str, ...] = ()  # the same, as the planner was asked
     from_table: bool = False  # found among the plans made beforehand, else solved

@@ -44,6 +44,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     understudy_delay_ms: float = 2_000.0
     finish_ms_max: float = 30_000.0  # from the last Finished, or a stop, to the last exit
     leave_ms_max: float = 120_000.0  # from the order to save to the complete checkpoint
+    move_ms_max: float = 120_000.0  # from the announcement of a move until every joiner has its state
     layout_ms_max: float = 400_000.0  # from the request for another layout until everybody has it
     tables_delay_ms: float = 100.0  # after a decision, before the next one's plans are made
     # queues

@@ -19,6 +19,7 @@ from unicron.coordinator.demand import can_leave, demand_of, kept_slots, least_s
 from unicron.coordinator.layout_times import for_planner
 from unicron.coordinator.placement import place_replica
 from unicron.coordinator.planned import Planned
+from unicron.coordinator.standing_by import standbys_for
 from unicron.coordinator.state import State, TaskState, node_order
 from unicron.coordinator.transitions import NodePhase
 from unicron.planner.cluster import Cluster, Failures, Node, Transitions
@@ -105,6 +106,7 @@ def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Plann
         tasks=facts.tasks,
         targets=targets,
         layouts=layouts,
+        standbys=standbys_for(state, facts.nodes, targets),
         trigger=_trigger(state, facts),
         events=planned.events,
         from_table=from_table,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from unicron.coordinator.demand import can_leave
 from unicron.coordinator.leaving import leave
+from unicron.coordinator.moves import movable
 from unicron.coordinator.placement import free_slots
 from unicron.coordinator.plans import Decision, end_leavers, publish
 from unicron.coordinator.state import Purpose, TaskState, WorkerState
@@ -24,8 +25,8 @@ def settle_width(step: Step, task: TaskState) -> None:
     plan = task.plan
     if plan is None or task.finished or task.phase not in (TaskPhase.RUNNING, TaskPhase.HEALING):
         return
-    if task.change is not None:
-        return  # another layout first; then the target is that layout's
+    if task.change is not None or task.moving is not None:
+        return  # that first: another layout, whose target comes with it, or roles that go to other nodes
     target = step.state.target(task.name)
     if not target:
         if _nodes_up(step, task):
@@ -33,7 +34,11 @@ def settle_width(step: Step, task: TaskState) -> None:
         return
     layout = task.job.layout
     placed = {m.rank: m.node for m in plan.members}
-    right = [r for r in plan.replicas if all(target.get(k) == placed[k] for k in layout.replica_ranks(r))]
+    moves = movable(step, task)  # what lives elsewhere than it shall goes there (moves.py)
+    right = [
+        r for r in plan.replicas
+        if all(target.get(k) == placed[k] or k in moves for k in layout.replica_ranks(r))
+    ]  # fmt: skip
     wanted = sorted({layout.replica_of(rank) for rank in target} - set(plan.replicas))
     _dismiss(step, task, set(wanted), target)
     ready: dict[Rank, str] = {}
@@ -131,6 +136,6 @@ def _refill(step: Step, task: TaskState, replica: int, joiners: dict[Rank, Worke
 
 def on_joiner_timeout(step: Step, task: TaskState) -> None:
     for worker in list(task.workers.values()):
-        if worker.purpose is Purpose.JOINER and worker.phase is not WorkerPhase.READY:
+        if worker.purpose in (Purpose.JOINER, Purpose.STANDBY) and worker.phase is not WorkerPhase.READY:
             end_worker(step, task, worker, "not ready in time to join")
     step.touch(task)

@@ -95,6 +95,7 @@ def _check_waits(state: State, task: TaskState) -> None:
             or any(f"end/{w}" in state.timers for w in task.workers)
         )
         assert bounded, f"{name} recovers without a bound"
+    assert task.moving is None or task.is_over or f"move/{name}" in state.timers
     assert not task.leaving or task.is_over or f"leave/{name}" in state.timers or not state.is_started
     for node in state.nodes.values():
         if node.phase in (NodePhase.SUSPECT, NodePhase.AWAITED) and state.is_started:

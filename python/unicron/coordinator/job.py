@@ -20,6 +20,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_dir: str = ""
     managed: bool = True  # False: a torchrun script that never joins
     understudies: int = 1  # per node that has members; at most what the agent offers
+    standbys: int = 0  # whole nodes that stand warm beside it, at most: how many and which is decided (standbys.py)
     stopped_grace_ms: int = 5_000  # 0: a stopped worker is ended at once
     stop_grace_ms: int = 30_000  # from SIGTERM to SIGKILL when the task is stopped; 0: killed at once
     stall_factor: float = 3.0
@@ -61,8 +62,8 @@ def refusal_of(job: Job) -> str:
             f"layout: {layout.num_micro_batches} micro-batches do not reach {layout.dp} replicas; "
             "give at least one each"
         )
-    if min(job.understudies, job.restart_max, job.stopped_grace_ms, job.stop_grace_ms) < 0:
-        return "understudies, restart_max, stopped_grace_ms and stop_grace_ms must not be negative"
+    if min(job.understudies, job.standbys, job.restart_max, job.stopped_grace_ms, job.stop_grace_ms) < 0:
+        return "understudies, standbys, restart_max, stopped_grace_ms and stop_grace_ms must not be negative"
     if job.stall_factor <= 1.0:
         return f"stall_factor is {job.stall_factor}, must be above 1"
     if not job.slow_ratio > 1.0:

@@ -8,7 +8,7 @@ from unicron.coordinator.step import Step
 from unicron.messages import FinishUnderstudies, StopTask
 from unicron.types import Outcome
 
-TASK_TIMERS = ("diagnose", "ready", "join", "joiner", "heal", "understudy", "leave", "layout", "finish")
+TASK_TIMERS = ("diagnose", "ready", "join", "joiner", "heal", "understudy", "leave", "layout", "move", "finish")
 
 
 def stop_task(step: Step, task: TaskState, cause: str) -> None:

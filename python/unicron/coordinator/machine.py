@@ -9,7 +9,7 @@ sends went out does not matter: agents say in their hello what they have.
 
 from __future__ import annotations
 
-from unicron.coordinator import fitness, nodes, requests, reshaping, symptoms, workers
+from unicron.coordinator import fitness, moves, nodes, requests, reshaping, symptoms, workers
 from unicron.coordinator.accounting import note_accounts
 from unicron.coordinator.accounts import on_healed, on_saved
 from unicron.coordinator.actions import Action, WriteJournal
@@ -53,6 +53,7 @@ from unicron.messages import (
     HardwareSeen,
     Healed,
     LayoutReady,
+    MoveReady,
     Saved,
     StateLost,
     WorkerContinued,
@@ -223,6 +224,9 @@ class CoordinatorMachine:
             case LayoutReady():
                 if symptoms.speaker(step, task, body.worker) is not None:
                     reshaping.on_layout_ready(step, task, body)
+            case MoveReady():
+                if symptoms.speaker(step, task, body.worker) is not None:
+                    moves.on_move_ready(step, task, body)
             case Saved():
                 on_saved(step, task, body)
             case Finished():
@@ -253,5 +257,6 @@ FACT_OF: dict[type, str] = {
     Healed: "healed",
     Saved: "saved",
     LayoutReady: "layout_ready",
+    MoveReady: "move_ready",
     Finished: "finished",
 }

@@ -14,6 +14,7 @@ from unicron.coordinator.fitness import on_joined
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import NodeDeclaredLost, NodeJoined
 from unicron.coordinator.lifecycle import tell_over
+from unicron.coordinator.moves import tell as tell_move
 from unicron.coordinator.reshaping import tell as tell_change
 from unicron.coordinator.slowness import note_pace
 from unicron.coordinator.state import Hearing, NodeState, State, TaskState
@@ -122,6 +123,7 @@ def _catch_up(step: Step, task: TaskState, name: str, hello: AgentHello) -> None
             if worker.node == name:
                 worker.behind_ms = step.now_ms
     tell_change(step, task, only=name)
+    tell_move(step, task, only=name)
     if task.leaving:
         step.send(name, SaveAndHold(task.name, task.leaving), task.leaving)
 

@@ -6,7 +6,7 @@ First fit over the slots it is given, in node order. Which slots those are the p
 
 from __future__ import annotations
 
-from unicron.coordinator.state import Purpose, State, TaskState, node_order
+from unicron.coordinator.state import ON_SLOTS, State, TaskState, node_order
 from unicron.coordinator.transitions import TERMINAL, NodePhase
 from unicron.types import Layout, Rank
 
@@ -27,7 +27,7 @@ def held_slots(task: TaskState) -> list[str]:
     others = [
         w.node
         for w in task.workers.values()
-        if w.purpose in (Purpose.MEMBER, Purpose.JOINER) and task.placement.get(w.rank) != w.node
+        if w.purpose in ON_SLOTS and task.placement.get(w.rank) != w.node
     ]
     return [*task.placement.values(), *others]
 

@@ -33,6 +33,7 @@ def publish(step: Step, task: TaskState, decision: Decision) -> None:
         # Members may be anywhere in a change of layout, also in models of the new one: all go back.
         decision = decision._replace(touched={*decision.touched, *decision.members})
         forget_change(step, task, f"called off: {decision.reason}")
+    forget_move(step, task, f"called off: {decision.reason}", kept=decision.members.values())
     publish_plan(step, task, _plan_of(step, task, decision, task.job.layout), decision.reason)
 
 
@@ -131,6 +132,19 @@ def forget_change(step: Step, task: TaskState, reason: str) -> None:
     step.cancel_timer("layout", task.name, reason)
     for worker in joiners_of(task).values():
         end_worker(step, task, worker, reason)
+
+
+def forget_move(step: Step, task: TaskState, reason: str, kept: Iterable[str] = ()) -> None:
+    """A move will not be: its joiners may have got anywhere. kept: who holds a role all the same."""
+    move, task.moving = task.moving, None
+    if move is None:
+        return
+    step.cancel_timer("move", task.name, reason)
+    task.epoch_floor = max(task.epoch_floor, move.plan.epoch)  # what they meet under that number is of this move
+    for member in move.plan.members:
+        worker = task.workers.get(member.worker)
+        if member.rank in move.plan.heirs and worker is not None and worker.name not in set(kept):
+            end_worker(step, task, worker, reason)
 
 
 def end_leavers(step: Step, task: TaskState, former: EpochPlan) -> None:

@@ -16,6 +16,7 @@ from unicron.coordinator.lifecycle import finish_task, stop_task
 from unicron.coordinator.observing import observe
 from unicron.coordinator.placement import free_slots, place_replica
 from unicron.coordinator.plans import Decision, end_leavers, publish
+from unicron.coordinator.standbys import take_standbys
 from unicron.coordinator.starting import restart_all, wait_for_slots
 from unicron.coordinator.state import NodeState, Purpose, TaskState, WorkerState
 from unicron.coordinator.step import Step
@@ -74,8 +75,10 @@ def _refills(step: Step, task: TaskState) -> Refills:
     refills = Refills()
     taken: set[str] = set()
     layout = task.job.layout
-    if layout.buddy and not task.state_lost:
-        _move_homes(step, task)
+    if not task.state_lost:
+        take_standbys(step, task)
+        if layout.buddy:
+            _move_homes(step, task)
     for rank in sorted(task.lost):
         node = step.state.nodes[task.placement[rank]]
         is_gone = node.phase is NodePhase.LOST or _has_shrunk(step, node)
@@ -132,7 +135,7 @@ def _has_shrunk(step: Step, node: NodeState) -> bool:
 
 def _best(workers: list[WorkerState], rank: Rank) -> WorkerState | None:
     """Who guessed this role needs to rebind least."""
-    return min(workers, key=lambda w: (w.rank != rank, w.incarnation), default=None)
+    return min(workers, key=lambda w: (w.purpose is Purpose.STANDBY, w.rank != rank, w.incarnation), default=None)
 
 
 def _verdict_pending(step: Step, task: TaskState, leaving: set[int]) -> bool:
@@ -191,10 +194,13 @@ def _raised(step: Step, task: TaskState) -> str:
 def _reason(task: TaskState, kind: PlanKind, refills: Refills) -> str:
     if kind is PlanKind.RESTORE:
         return task.state_lost
+    weighed = f". {task.standby_why}" if task.standby_why else ""
     if kind is PlanKind.SHRINK:
-        return f"replicas {sorted(refills.leaving)} leave, heirs for {sorted(refills.heirs)}"
+        return f"replicas {sorted(refills.leaving)} leave, heirs for {sorted(refills.heirs)}{weighed}"
     if kind is PlanKind.REPLACE:
-        return f"heirs for ranks {sorted(refills.heirs)}"
+        nodes = sorted({task.placement[rank] for rank in refills.heirs}) if task.is_adopted else []
+        by = f", by standbys on {', '.join(nodes)}" if nodes else ""
+        return f"heirs for ranks {sorted(refills.heirs)}{by}{weighed}"
     return f"connections of ranks {sorted(task.reports)} broke, all ends alive"
 
 

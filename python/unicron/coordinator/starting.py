@@ -170,7 +170,7 @@ def restart_all(step: Step, task: TaskState, reason: str) -> None:
         return
     step.write(TaskRestarted(task.name, task.restart_count + 1, reason), reason)
     task.move("restarting")
-    for kind in ("diagnose", "ready", "join", "joiner", "heal", "understudy", "leave", "layout"):
+    for kind in ("diagnose", "ready", "join", "joiner", "heal", "understudy", "leave", "layout", "move"):
         step.cancel_timer(kind, task.name, reason)
     for worker in list(task.workers.values()):
         end_worker(step, task, worker, reason)

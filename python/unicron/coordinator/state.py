@@ -30,6 +30,7 @@ from unicron.planner.planner import Planner
 from unicron.types import EpochPlan, Rank, Stage
 
 if TYPE_CHECKING:
+    from unicron.coordinator.moves import RoleMove
     from unicron.coordinator.slowness import Pace
 
 
@@ -38,6 +39,11 @@ class Purpose(enum.StrEnum):
     UNDERSTUDY = "understudy"
     REFILL = "refill"  # started for one lost role, because no understudy was there
     JOINER = "joiner"  # of a replica that comes back
+    STANDBY = "standby"  # on a slot of its own, for a role that lives elsewhere
+
+
+WAITING = (Purpose.UNDERSTUDY, Purpose.REFILL, Purpose.STANDBY)  # who may take a lost role
+ON_SLOTS = (Purpose.MEMBER, Purpose.JOINER, Purpose.STANDBY)  # who has a slot
 
 
 class Hearing(enum.StrEnum):
@@ -127,7 +133,7 @@ class WorkerState:
         """Ready for a role, now."""
         return (
             self.phase is WorkerPhase.READY
-            and self.purpose in (Purpose.UNDERSTUDY, Purpose.REFILL)
+            and self.purpose in WAITING
             and self.stopped_ms is None
             and self.exception is None
         )
@@ -137,7 +143,7 @@ class WorkerState:
         """May become a candidate."""
         return (
             self.phase in (WorkerPhase.STARTED, WorkerPhase.UP)
-            and self.purpose in (Purpose.UNDERSTUDY, Purpose.REFILL)
+            and self.purpose in WAITING
             and self.exception is None
         )
 
@@ -177,6 +183,9 @@ class TaskState:
     reconnects: dict[int, int] = field(default_factory=dict)  # iteration -> RECONNECTs in it
     refills: dict[Rank, int] = field(default_factory=dict)
     joins: dict[int, int] = field(default_factory=dict)  # replica -> tries
+    standby_tries: dict[str, int] = field(default_factory=dict)  # node -> times that standbys were started there
+    is_adopted: bool = False  # the recovery under way is a standby node's: what it takes is learned apart
+    standby_why: str = ""  # what was weighed when a node of it was lost, for people
     checkpoint: tuple[int, str] | None = None  # (journal)
     state_lost: str = ""  # why the next plan must be a RESTORE
     is_restarting: bool = False  # (journal) all end, then all start again
@@ -194,6 +203,7 @@ class TaskState:
     change_asked: int = 0  # number of the decision that last asked for one: once each
     change_refused: str = ""  # why the last one was called off, for people
     moves: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT_MAX))  # what they cost
+    moving: RoleMove | None = None  # of roles to other nodes, under way
     cause_to_stay: str = ""  # why it could not leave, for people
 
     def move(self, trigger: str) -> None:

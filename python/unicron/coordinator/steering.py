@@ -27,6 +27,9 @@ def settle_allocation(step: Step) -> None:
         if not task.is_over and before.targets.get(task.name) != allocation.targets.get(task.name):
             task.joins.clear()
             step.touch(task)
+        if not task.is_over and before.standbys.get(task.name) != allocation.standbys.get(task.name):
+            task.standby_tries.clear()
+            step.touch(task)
     renew_tables(step, "the allocation changed")
 
 

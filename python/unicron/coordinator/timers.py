@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from unicron.coordinator import fitness, growth, leaving, nodes, recovery, reshaping, starting, steering, symptoms
+from unicron.coordinator import (
+    fitness,
+    growth,
+    leaving,
+    moves,
+    nodes,
+    recovery,
+    reshaping,
+    starting,
+    steering,
+    symptoms,
+)
 from unicron.coordinator.accounts import close_healing
 from unicron.coordinator.classifying import on_classify
 from unicron.coordinator.lifecycle import finish_task
@@ -92,6 +103,8 @@ def _on_task_timer(step: Step, kind: str, task: TaskState) -> None:
                 step.touch(task)
         case "layout":
             reshaping.on_layout_timeout(step, task)
+        case "move":
+            moves.on_move_timeout(step, task)
         case "leave":
             leaving.on_leave_timeout(step, task)
         case "finish":

@@ -138,6 +138,7 @@ TASK_FACTS = (
     "healed",
     "saved",
     "layout_ready",
+    "move_ready",
     "finished",
     "cancel",
     "inject",
@@ -160,6 +161,7 @@ _idle = {  # nobody holds a role
     "state_lost": "no_member",
     "healed": "no_member",
     "layout_ready": "no_member",
+    "move_ready": "no_member",
     "worker_stalled": "no_member",
     "inject": "no_member",
 }
@@ -171,6 +173,7 @@ TASK_POLICY: dict[TaskPhase, dict[str, str]] = {
         state_lost="no_epoch_yet",
         healed="no_epoch_yet",
         layout_ready="no_epoch_yet",
+        move_ready="no_epoch_yet",
     ),
     _T.RUNNING: _row(),
     _T.RECOVERING: _row(),

@@ -6,7 +6,8 @@ next. Plans arrive at any time and are only *noted*; they take effect at these p
   * a member of a wounded replica: on entering an iteration, on entering the reduction, and when an action breaks;
   * a member of a whole replica: on entering the reduction, and when an action between replicas breaks.
     It is never interrupted while computing: a tp peer may be one collective further (MECHANICS 1.10);
-  * a replica of a single rank may also meet on entering an iteration (nobody waits for it inside).
+  * a replica of a single rank may also meet on entering an iteration (nobody waits for it inside);
+  * after a move everybody meets on entering the iteration: all of them hold there, and nobody computes.
 
 Order inside an iteration (MECHANICS 1.2): inside collectives (compute, tie), then those between replicas (reduce,
 commit). `Confirm` makes a whole replica act as one on a commit that was interrupted for some of it only; `Settle` does
@@ -183,7 +184,7 @@ class HealingMachine:
             return self._repair()
         if self.parked is not None:
             return self._work(self.parked)
-        if self.pending and self.layout.replica_size == 1:
+        if self.pending and (self.layout.replica_size == 1 or self._is_moved()):
             return self._repair()
         assert self.plan is not None
         return self._compute_own(self.plan.replicas, "iteration begins")
@@ -391,7 +392,7 @@ class HealingMachine:
         assert verdict is not None
         if self._touched():  # by a newer plan
             return self._repair()
-        if verdict.compute and self.pending[-1].kind is not PlanKind.RESTORE:
+        if verdict.compute and self.pending[-1].kind is not PlanKind.RESTORE and not self._is_moved():
             return self._compute_own(verdict.dealt, verdict.reason)
         return self._meet(verdict.reason)
 
@@ -531,6 +532,10 @@ class HealingMachine:
 
     def _acting_plan(self) -> EpochPlan:
         return next(p for p in self.pending if p.epoch == self._acting)
+
+    def _is_moved(self) -> bool:
+        """Roles went to other nodes and nothing else happened: such a plan comes only when all stand at a boundary."""
+        return self.pending[-1].kind is PlanKind.MOVE
 
     def _touched(self) -> tuple[Rank, ...]:
         """Ranks of my replica touched by pending plans and not mended yet."""

@@ -70,6 +70,7 @@ class JobFile(msgspec.Struct, forbid_unknown_fields=True):
     log_dir: str = ""
     managed: bool = True
     understudies: int = 1
+    standbys: int = 0
     layout: LayoutFields | None = None
     layouts: Literal["auto"] | tuple[LayoutFields, ...] = "auto"
     global_batch: int = 0  # in samples
@@ -130,6 +131,7 @@ def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
         log_dir=str(directory / (file.log_dir or "unicron-logs")),
         managed=file.managed,
         understudies=file.understudies,
+        standbys=file.standbys,
         stop_grace_ms=round(file.restart.grace_s * 1000),
         stopped_grace_ms=round(file.restart.stopped_grace_s * 1000),
         checkpoint_dir=str(directory / checkpoint_dir) if checkpoint_dir else "",
@@ -193,6 +195,7 @@ def _refuse_numbers(file: JobFile) -> None:
         "checkpoint.every": file.checkpoint.every,
         "global_batch": file.global_batch,
         "understudies": file.understudies,
+        "standbys": file.standbys,
         "workers.min": file.workers.min,
         "workers.max": file.workers.max,
         "workers.unit": file.workers.unit,

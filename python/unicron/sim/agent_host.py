@@ -13,6 +13,7 @@ from unicron.messages import (
     ArenaRequest,
     ChildStatus,
     FinishUnderstudies,
+    MoveRoles,
     PublishEpoch,
     SaveAndHold,
     WorkerHello,
@@ -178,6 +179,8 @@ class AgentHost:
                 worker.gate(worker.on_finish)
             elif isinstance(message, SaveAndHold):
                 worker.gate(lambda: worker.on_hold(message))
+            elif isinstance(message, MoveRoles):
+                worker.gate(lambda: worker.on_move(message))
 
         self.world.scheduler.at(self._socket_ms, lambda: self.gate(arrive))
 
@@ -193,7 +196,7 @@ class AgentHost:
             lambda: self.feed(on.WorkerMessage(worker.name, message, now_ns)),
         )
 
-    def ask_arena(self, worker: SimWorker, request: ArenaRequest) -> None:
+    def ask_arena(self, worker: Any, request: ArenaRequest) -> None:
         request_id = f"{worker.name}/{len(self._requests)}"
         self._requests[request_id] = worker
         self._later(0.2, lambda: self.feed(on.ArenaRequested(request_id, request)))

@@ -33,7 +33,7 @@ from unicron.coordinator.journal import (
 )
 from unicron.coordinator.machine import CoordinatorMachine
 from unicron.coordinator.planned import Planned
-from unicron.coordinator.state import Purpose, State
+from unicron.coordinator.state import ON_SLOTS, State
 from unicron.coordinator.transitions import TERMINAL, WorkerPhase
 from unicron.healing.record import CommitResult
 from unicron.messages import PublishEpoch
@@ -142,6 +142,7 @@ class Checkers:
         self._obeyed: dict[tuple[str, int], int] = {}  # (node, incarnation) -> newest term
         self._facts: tuple[Any, ...] = ()
         self._targets: dict[str, int] = {}
+        self._number = 0  # of the newest allocation
 
     def of(self, task: str) -> TaskChecks:
         return self.tasks.setdefault(task, TaskChecks(self.world, task))
@@ -204,7 +205,7 @@ class Checkers:
             for task in state.tasks.values()
             for worker in task.workers.values()
             if worker.node == entry.node
-            and worker.purpose in (Purpose.MEMBER, Purpose.JOINER)
+            and worker.purpose in ON_SLOTS
             and (worker.name in alive or worker.phase is WorkerPhase.STARTED)
             and not (worker.phase is WorkerPhase.ENDING and task.placement.get(worker.rank) == worker.node)
         ]
@@ -213,6 +214,10 @@ class Checkers:
             self.world.violate(f"{holders} on the {slots} slots of {entry.node}")
 
     def _decided(self, allocation: Allocation, state: State) -> None:
+        if allocation.number == self._number:  # the same, with the homes that standbys gave to lost roles
+            self._targets = {name: len(roles) for name, roles in allocation.targets.items()}
+            return
+        self._number = allocation.number
         self.world.count("decision:table" if allocation.from_table else "decision:solved")
         self.world.log("journal", f"allocation {allocation.number}, {allocation.trigger}: {allocation.reason}")
         facts = (allocation.nodes, allocation.tasks)

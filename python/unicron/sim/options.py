@@ -19,6 +19,7 @@ class TaskOptions:
     iterations: int = 1_000_000
     checkpoint_every: int = 0
     replicas_min: int = 0
+    standbys: int = 0
     weight: float = 1.0
     priority: int = 0
     speed: float = 1.0  # exponent of its T(t, x): below 1 the more slots, the less each earns
@@ -39,6 +40,7 @@ class TaskOptions:
             weight=self.weight,
             priority=self.priority,
             replicas_min=self.replicas_min,
+            standbys=self.standbys,
             throughput={
                 r * size: 1e12 * (r * size) ** self.speed for r in range(self.replicas_min or 1, layout.dp + 1)
             },
@@ -56,6 +58,7 @@ class Options:
     num_nodes: int = 1
     slots: int = 1
     num_wishes: int = 0  # what people ask for meanwhile: drain, suspend, resume, cancel
+    only_drains: bool = False  # of them, only drain and undrain
     stopped_grace_ms: int = 0
     delay_ms: tuple[float, float] = (0.1, 1.0)
     twice: float = 0.0  # a message of an agent arrives twice

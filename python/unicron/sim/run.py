@@ -86,13 +86,20 @@ def _one_task(seed: int, plant: str, rng: random.Random, shape: tuple[int, int, 
     sharded = not plant and random.Random(f"{seed}/sharded").random() < 0.4
     num_micro_batches = dp * rng.randint(1, 4) + rng.randint(0, 1)
     layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=num_micro_batches, sharded=sharded)
+    spares = 0 if plant else random.Random(f"{seed}/standbys").choice((0, 0, 1, 2))
     slow = rng.random() < 0.2
     iterations = rng.randint(40, 120) if rng.random() < 0.15 else 1_000_000
     options = Options(
         seed=seed,
-        tasks=(TaskOptions(layout=layout, iterations=iterations, checkpoint_every=rng.choice((0, 5, 10))),),
-        num_nodes=dp,
+        tasks=(
+            TaskOptions(
+                layout=layout, iterations=iterations, checkpoint_every=rng.choice((0, 5, 10)), standbys=spares
+            ),
+        ),
+        num_nodes=dp + spares,
         slots=tp * pp,
+        num_wishes=random.Random(f"{seed}/drains").randint(0, 5) if spares else 0,
+        only_drains=True,
         stopped_grace_ms=rng.choice((0, 0, 200)),
         delay_ms=(0.1, 20.0) if slow else (0.1, 1.0),
         twice=0.1 if rng.random() < 0.3 else 0.0,

@@ -47,6 +47,7 @@ def _task(number: int, pool: int, rng: random.Random) -> TaskOptions:
         replicas_min=rng.choice((0, 1, min(2, dp))),
         weight=rng.choice((0.0, 0.5, 1.0, 1.0, 2.0)),
         priority=rng.choice((0, 0, 0, 1, 2)),
+        standbys=random.Random(f"{rng.getstate()[1][0]}/standbys/{number}").choice((0, 0, 1)),
         speed=rng.choice((1.0, 0.8, 0.5)),
         has_directory=rng.random() < 0.85,
         at_ms=20.0 if number < 2 else rng.uniform(20.0, 5_000.0),
@@ -58,7 +59,8 @@ def schedule_wishes(world: Cluster) -> None:
     rng = world.streams("wishes")
     for number in range(world.options.num_wishes):
         at_ms = 1_500.0 + rng.uniform(0.0, 2 * world.options.faults_ms)
-        kind = rng.choices(list(WISHES), list(WISHES.values()))[0]
+        kinds = {k: w for k, w in WISHES.items() if "drain" in k or not world.options.only_drains}
+        kind = rng.choices(list(kinds), list(kinds.values()))[0]
         world.scheduler.at(at_ms, _wish(world, kind, f"wish{number}", random.Random(rng.random())))
 
 

@@ -14,11 +14,11 @@ from unicron.healing.record import Record
 from unicron.messages import ArenaRequest, SaveAndHold, StateLost, WorkerReady, WorkerWelcome
 from unicron.sim.memory import NUM_SEGMENTS, Memory
 from unicron.sim.plants import machine_for, record_of
-from unicron.sim.worker_healing import WorkerHealing
+from unicron.sim.worker_moving import WorkerMoving
 from unicron.types import EpochPlan, PlanKind, Stage
 
 
-class SimWorker(WorkerHealing):
+class SimWorker(WorkerMoving):
     # ------------------------------------------------------------ monitor
 
     def on_frame(self, plan: EpochPlan) -> None:
@@ -26,6 +26,7 @@ class SimWorker(WorkerHealing):
         if self.newest is not None and plan.epoch <= self.newest.epoch:
             return
         self.newest = plan
+        self.move = None
         self.is_told_to_hold = False  # who still must is told again in the new epoch
         self.unread.append(plan)
         touched = set(plan.touched)
@@ -59,6 +60,8 @@ class SimWorker(WorkerHealing):
             self._advance(Stage.WAITING)
             self.say(WorkerReady(self.name, self.rank, welcome.waiting))
             self.is_waiting_role = True
+            if self.move is not None:
+                self.prepare()
             self._maybe_take_role()
 
         self._loop(self.rng.uniform(20.0, 60.0), built)
@@ -75,14 +78,22 @@ class SimWorker(WorkerHealing):
         assert plan is not None
         self.is_waiting_role = False
         self._advance(Stage.HEAL)
+        if self.has_moved_in(plan):
+            self.machine = machine_for(self.world.options.plant, self.rank, self.layout)
+            self.run(on.Joined(plan, self.memory.read(self.rank)))
+            return
         adopt = plan.kind is PlanKind.REPLACE
         request = ArenaRequest(self.task, self.name, self.rank, 1, "digest", adopt)
         self._asked_for = plan
         self.host.ask_arena(self, request)
 
     def on_arena(self, memory: Memory, adopted: bool) -> None:
-        plan = self._asked_for
         self.memory = memory
+        if self.is_joining:
+            self.is_joining = False
+            self.arena_came()
+            return
+        plan = self._asked_for
         if adopted:
             self._finish_open_step()
             record = record_of(self.world.options.plant, memory.read(self.rank))

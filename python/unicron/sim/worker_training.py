@@ -7,7 +7,7 @@ from typing import Any
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.record import CommitResult, hold_vote
-from unicron.messages import Finished, Healed, Saved
+from unicron.messages import Finished, Healed, MoveRoles, Saved
 from unicron.sim.memory import NUM_SEGMENTS, Sum, add
 from unicron.sim.worker_process import WorkerProcess
 from unicron.types import Rank, Stage
@@ -93,7 +93,8 @@ class WorkerTraining(WorkerProcess):
             hold = sum(vote for _, _, vote in results.values())
             self.run(on.CommitDone(CommitResult(iteration, 1.0, 1.0, 0.0, 1.0, hold)))
 
-        vote = hold_vote(told=self.is_told_to_hold, may_hold=self.machine.may_hold)
+        switches = self.move is not None and self.move.switch
+        vote = hold_vote(told=self.is_told_to_hold or switches, may_hold=self.machine.may_hold)
         mine = (epoch, iteration, vote)
         self._within(self.everybody, ("commit", iteration), mine, committed)
 
@@ -143,6 +144,10 @@ class WorkerTraining(WorkerProcess):
         """Save, and wait for the end or a newer epoch. Parts meet on the disk; the lowest rank says when all did."""
         self.holds = iteration
         assert self.machine is not None and self.machine.plan is not None
+        if self.move is not None and not self.is_told_to_hold:  # the others may have heard the switch before
+            self._advance(Stage.SAVE)
+            self.hand_over(self.move, iteration)
+            return
         plan = self.machine.plan
         self._advance(Stage.SAVE)
 
@@ -164,6 +169,9 @@ class WorkerTraining(WorkerProcess):
 
         self._later(self.rng.uniform(10.0, 60.0), written)
 
+    def hand_over(self, move: MoveRoles, iteration: int) -> None:
+        raise NotImplementedError
+
     def _is_current(self) -> bool:
         """No newer epoch than the one its groups are of."""
         assert self.machine is not None and self.machine.plan is not None
@@ -172,6 +180,10 @@ class WorkerTraining(WorkerProcess):
     def _go_on(self) -> None:
         if self.holds is not None:
             iteration, self.holds = self.holds, None
+            assert self.newest is not None
+            if all(m.worker != self.name for m in self.newest.members):  # its role moved
+                self._later(1.0, lambda: self.die("exited", 0))
+                return
             self._begin(iteration)
 
     def _say_healed(self, iteration: int) -> None:

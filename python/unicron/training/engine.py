@@ -86,6 +86,7 @@ class Engine:
         self.forward_step: compute.ForwardStep | None = None
         self.dataset: compute.Dataset | None = None
         self.on_reduced: list[Callable[[int, list[torch.Tensor]], None]] = []
+        self.last_iteration: float = math.inf  # after it nobody meets again
         self._clients: dict[str, StoreClient] = {}
         self._micro_batch = -1
         self._handlers: dict[type[do.Action], Callable[[Any], on.AnyEvent]] = {
@@ -240,7 +241,7 @@ class Engine:
         vector = torch.tensor(  # on the GPU, where the group is NCCL's
             [1.0, float(plan.epoch), float(scalars[0]) if speaks else 0.0,
              found, float(scalars[1]) if speaks else 0.0,
-             hold_vote(told=self.link.told_to_hold or self.link.change is not None, may_hold=self.machine.may_hold),
+             hold_vote(told=self._is_told_to_hold(), may_hold=self.machine.may_hold),
              *by_position],
             dtype=torch.float64, device=self.memory.device,
         )  # fmt: skip
@@ -252,6 +253,11 @@ class Engine:
             raise AssertionError(f"commit of epoch {plan.epoch}: {count} ranks, epochs sum to {epochs}")
         sumsq = math.fsum(by_position)  # the same whatever the order of the all-reduce was
         return on.CommitDone(CommitResult(self.machine.record.iteration, tokens, sumsq, found_inf, loss, hold))
+
+    def _is_told_to_hold(self) -> bool:
+        link, move = self.link, self.link.move
+        switches = move is not None and move.switch and self.machine.record.iteration < self.last_iteration
+        return link.told_to_hold or link.change is not None or switches
 
     def _confirm(self, action: do.Confirm) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)

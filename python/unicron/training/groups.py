@@ -38,6 +38,8 @@ from unicron.training.watched_group import (
 from unicron.types import EpochPlan, Layout, Rank
 
 Ranks = tuple[Rank, ...]
+Connected = tuple[Any, list[int]]  # a gloo group, and the descriptors of its sockets
+How = tuple[Helpers, Check]  # who waits for it, and what ends the wait
 CLOSE_S_MAX = 5.0
 
 
@@ -126,6 +128,8 @@ class Groups:
         self._retired: list[WatchedGroup] = []  # replaced handles stay referenced until every site is rebound
         self._lost: list[WatchedGroup] = []  # with operations that gloo never ends
         self._helpers = Helpers()
+        self._prepared_for: EpochPlan | None = None  # announced: its groups stand beside those in use
+        self._prepared: dict[Ranks, Connected] = {}
         self._spare: Any = None  # the group of this worker alone, made while it waited
         self._nccl = None if gpu is None else NcclGroups(monitor, gpu, self._helpers)
         self._members: dict[Ranks, Ranks] = {}  # the live members of each group, in order
@@ -259,17 +263,45 @@ class Groups:
     ) -> WatchedGroup:
         """gloo's own group over these members. It waits for all of them, and a newer epoch ends that wait."""
 
-        def connect() -> Any:
-            prefixed = dist.PrefixStore(name, store)
-            return self._gloo(prefixed, members.index(self.rank), len(members))
-
-        before = set(_core.connected_sockets())
-        backend = self._helpers.call(connect, self._check_of(plan))
-        backend._set_default_timeout(COLLECTIVE_TIMEOUT)
-        sockets = [fd for fd, inode in _core.connected_sockets() if (fd, inode) not in before]
+        ready = self._prepared.pop(full, None) if plan == self._prepared_for else None
+        if ready is None:
+            how = self._helpers, self._check_of(plan)
+            ready = self.connect(store, name, members.index(self.rank), len(members), how)
+        backend, sockets = ready
         self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
         kind = self.layout.wait_kind(full)
         return WatchedGroup(backend, self._helpers, lambda: str(self._monitor.group_state(group_id)), self._pulse, kind)
+
+    def connect(self, store: dist.Store, name: str, index: int, size: int, how: How) -> Connected:
+        """A gloo group of `size` members, of which this one is `index`. Its sockets are those that appear meanwhile."""
+        before = set(_core.connected_sockets())
+        helpers, check = how
+        backend = helpers.call(lambda: self._gloo(dist.PrefixStore(name, store), index, size), check)
+        backend._set_default_timeout(COLLECTIVE_TIMEOUT)
+        return backend, [fd for fd, inode in _core.connected_sockets() if (fd, inode) not in before]
+
+    def prepare(self, plan: EpochPlan, store: dist.Store, how: How) -> int:
+        """The groups that an announced plan will need, connected beside those in use. From any thread; everybody makes
+        them in the same order. Returns the number of connections."""
+        if self._nccl is not None:
+            raise NotImplementedError("roles move live on CPUs only in this version")
+        is_wounded = self.layout.replica_of(self.rank) in plan.wounded()
+        ready: dict[Ranks, Connected] = {}
+        for full in [r for r in self._lists if is_wounded or self.is_cross(r)]:
+            members = tuple(r for r in full if r in plan.ranks)
+            name = f"e{plan.epoch}:{'-'.join(map(str, full))}"
+            ready[full] = self.connect(store, name, members.index(self.rank), len(members), how)
+            found = len(ready[full][1])
+            if found != len(members) - 1:  # somebody else connected meanwhile: whose sockets are these?
+                raise GroupInterrupted(f"{found} sockets appeared with a group of {len(members)}")
+        self._prepared_for, self._prepared = plan, ready
+        return sum(len(sockets) for _, sockets in ready.values())
+
+    def drop_prepared(self) -> None:
+        """A move was called off, or is over. Destructors join threads that are on their way out: not here."""
+        going, self._prepared, self._prepared_for = self._prepared, {}, None
+        if going:
+            threading.Thread(target=going.clear, name="unicron-release", daemon=True).start()
 
     def _make_nccl(
         self, plan: EpochPlan, full: Ranks, members: Ranks, store: dist.Store, name: str, group_id: int

@@ -12,6 +12,7 @@ from unicron.messages import (
     ArenaRequest,
     ChangeLayout,
     FinishUnderstudies,
+    MoveRoles,
     PublishEpoch,
     SaveAndHold,
     WorkerHello,
@@ -60,6 +61,7 @@ class WorkerLink:
         self._unread: list[EpochPlan] = []
         self.finished = False  # the task is done: an understudy leaves with exit code 0
         self.change: ChangeLayout | None = None  # told to take the state over into another layout; until a newer epoch
+        self.move: MoveRoles | None = None  # told that roles go to other workers; until a newer epoch
         self.told_to_hold = False  # the task gives up its slots: said in every commit until a newer epoch
 
     def send(self, message: Any) -> None:
@@ -75,7 +77,7 @@ class WorkerLink:
         if isinstance(message, PublishEpoch):
             if self.plan is None or message.plan.epoch > self.plan.epoch:
                 self.plan = message.plan
-                self.change = None
+                self.change = self.move = None
                 self.told_to_hold = False  # who still must is told again in the new epoch
                 return message.plan
         elif isinstance(message, FinishUnderstudies):
@@ -84,6 +86,8 @@ class WorkerLink:
             self.told_to_hold = True
         elif isinstance(message, ChangeLayout) and (self.plan is None or message.plan.epoch > self.plan.epoch):
             self.change = message
+        elif isinstance(message, MoveRoles) and (self.plan is None or message.plan.epoch > self.plan.epoch):
+            self.move = message
         return None
 
     def take_orders(self) -> None:
@@ -92,6 +96,12 @@ class WorkerLink:
             plan = self._take(frame)
             if plan is not None:
                 self._unread.append(plan)
+
+    def wait_for_orders(self, timeout_ms: int) -> None:
+        """The next frame, if one comes in time. A plan in it is given out by new_plans()."""
+        plan = self.receive(timeout_ms)
+        if plan is not None:
+            self._unread.append(plan)
 
     def new_plans(self) -> list[EpochPlan]:
         """Plans that arrived since the last call, without waiting for more than is announced already."""
@@ -111,6 +121,8 @@ class WorkerLink:
                 return mine.rank, self.plan
             if self.change is not None and (joins := self.member(self.change.plan)) is not None:
                 return joins.rank, self.change.plan
+            if self.move is not None and (joins := self.member(self.move.plan)) is not None:
+                return joins.rank, self.move.plan
             self.receive(1_000)
         return None
 

@@ -28,7 +28,7 @@ from unicron.faults.kinds import FaultPoint
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.record import Record
-from unicron.messages import ChangeLayout, ExceptionRaised, Finished, Saved, WorkerReady
+from unicron.messages import ChangeLayout, ExceptionRaised, Finished, MoveRoles, Saved, WorkerReady
 from unicron.training import data as data_module
 from unicron.training import exceptions, gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
@@ -40,6 +40,7 @@ from unicron.training.exceptions import describe
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory, force_optimizer_state
+from unicron.training.moving import Preparation, say_late
 from unicron.training.overlap import take_over
 from unicron.training.rehearsal import rehearse
 from unicron.training.reshard.atlas import atlas_of
@@ -51,6 +52,8 @@ from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 
 HOLD_MS_MAX = 600_000  # above the coordinator's own bound for a checkpoint to become complete
 HOLD_POLL_S = 0.02
+HOLD_POLL_MS = 100
+LATE_MS = 2_000  # who holds for a move so long says so: perhaps nobody knows of it any more
 
 
 class Metrics(msgspec.Struct, frozen=True):
@@ -134,6 +137,7 @@ class Session:
         self._model: Any = None
         self._next: int | None = None
         self._holds = False  # the task gives up its slots after the iteration just committed
+        self._move: Preparation | None = None  # of roles that are to go to other workers
         self._callbacks: list[Callable[..., None]] = []
         self._reported = False
         self._checkpoints: Any = None
@@ -195,6 +199,12 @@ class Session:
         engine = Engine(self._link, self.rank, self.layout, model, optimizer, scheduler, memory, groups)
         engine.on_reduced = self._callbacks
         self._engine, self._model = engine, model
+        move = self._link.move
+        if move is not None and plan is move.plan:
+            plan, record = self._join_move(engine, move)
+            self._make_checkpoints(engine, model.chunks, optimizer, scheduler)
+            self._first = on.Joined(plan, record)
+            return
         record = self._account_of(engine) if order else self._take_arena(engine, plan)
         self._make_checkpoints(engine, model.chunks, optimizer, scheduler)
         self._first = on.Joined(plan, record)
@@ -345,6 +355,7 @@ class Session:
         ready = engine.run(self._first)
         assert isinstance(ready, do.Ready)
         self._next = ready.iteration
+        engine.last_iteration = count - 1
         while self._next < count:
             yield self._next
             if self._link.finished:
@@ -374,6 +385,7 @@ class Session:
             engine.account.healed(iteration)
             engine.groups.release_retired()
         self._next = iteration + 1
+        self._look_at_move(engine)
         tokens = max(commit.tokens, 1.0)
         return Metrics(
             iteration, commit.loss_sum / tokens, engine.stepper.grad_norm, int(commit.tokens),
@@ -439,6 +451,9 @@ class Session:
         plan = engine.machine.plan
         assert plan is not None and self._next is not None
         order = self._order_to_hold(plan)
+        if isinstance(order, MoveRoles):
+            self._hand_over(engine, order)
+            return
         if order is not None:
             self._leave_layout(order)
         if link.monitor.newest_epoch() > plan.epoch:
@@ -454,18 +469,95 @@ class Session:
                 raise HeldTooLong(f"saved at iteration {self._next} and neither ended nor freed in {HOLD_MS_MAX} ms")
             time.sleep(HOLD_POLL_S)
 
-    def _order_to_hold(self, plan: EpochPlan) -> ChangeLayout | None:
-        """Others may have heard before us why all hold: another layout, or (None) the task leaves its slots."""
+    def _order_to_hold(self, plan: EpochPlan) -> ChangeLayout | MoveRoles | None:
+        """Others may have heard before us why all hold: another layout, roles that move, or (None) the task leaves its
+        slots."""
         link, deadline = self._link, now_ms() + HOLD_MS_MAX
         while not link.told_to_hold and link.monitor.newest_epoch() <= plan.epoch:
             if link.change is not None:
                 return link.change
+            if link.move is not None and link.move.switch:
+                return link.move
             link.pulse.advance(int(Stage.SAVE), self._next or 0, -1)
             link.take_orders()
             if now_ms() > deadline:
                 raise HeldTooLong(f"all hold at iteration {self._next}, and nobody said why in {HOLD_MS_MAX} ms")
             time.sleep(HOLD_POLL_S)
         return None
+
+    # ------------------------------------------------------------------ roles that move
+
+    def _look_at_move(self, engine: Engine) -> None:
+        """Between iterations: begin what was announced, drop what is over."""
+        order, known = self._link.move, self._move
+        if known is not None and (order is None or order.plan != known.order.plan):
+            known.close()
+            engine.groups.drop_prepared()
+            self._move = known = None
+        if order is not None and known is None:
+            self._move = Preparation(self._link, order, self.rank, engine.groups)
+            self._move.start()
+
+    def _hand_over(self, engine: Engine, order: MoveRoles) -> None:
+        """At the boundary: a leaver sends its state, and all wait for the decision. Raises HeldTooLong, and Left."""
+        link, begun = self._link, now_ms()
+        assert self._move is not None and self._next is not None
+        if self._move.is_leaver:
+            try:
+                self._move.give_state(engine)
+            except RuntimeError as error:  # the joiner, or a newer epoch, says what comes of it
+                print(f"unicron: rank {self.rank}: its state did not go out: {error}", file=sys.stderr)
+        is_late = False
+        while link.plan is None or link.plan.epoch <= order.former.epoch:
+            link.pulse.advance(int(Stage.SAVE), self._next, -1)
+            link.wait_for_orders(HOLD_POLL_MS)
+            waited_ms = now_ms() - begun
+            if waited_ms > LATE_MS and not is_late:
+                is_late = True
+                say_late(self._move, self._next)
+            if waited_ms > HOLD_MS_MAX:
+                raise HeldTooLong(f"holds at iteration {self._next} for a move, undecided in {HOLD_MS_MAX} ms")
+        if link.member() is None:
+            self._tell_saved(self._checkpoints.finish())
+            raise Left(f"epoch {link.plan.epoch}: {link.plan.reason}")
+
+    def _join_move(self, engine: Engine, order: MoveRoles) -> tuple[EpochPlan, Record]:
+        """A joiner's way in: its groups, then the leaver's state. Called off, the script runs again and waits."""
+        link, memory = self._link, engine.memory
+        fd, grant, _ = link.request_arena(self.rank, memory.content_bytes, memory.digest, adopt=False)
+        if fd < 0:
+            raise RuntimeError(f"the agent gave no arena: {grant.refused}")
+        _core.ArenaHeader(fd).format(memory.digest, memory.content_bytes)
+        memory.move_to(fd)
+        engine.ledger = type(engine.ledger)(memory.fd)
+        engine.ledger.begin_step()
+        move = Preparation(link, order, self.rank, engine.groups)
+        move.run()
+        taken = None
+        try:
+            if not move.error:
+                begun = now_ms()
+                taken = move.take_state(engine)
+                seconds = {"state": (now_ms() - begun) / 1000}
+                move.say("moved", iteration=taken.iteration, state_bytes=memory.content_bytes, seconds=seconds)
+        except RuntimeError as error:
+            if not move.is_over():
+                move.say("moved", error=f"{type(error).__name__}: {error}")
+        while link.plan is None or link.plan.epoch <= order.former.epoch:
+            if link.finished:
+                _leave(0)
+            link.receive(1_000)
+        move.close()
+        plan = link.plan
+        is_mine = link.member(plan) is not None and (plan == order.plan or self.rank not in plan.heirs)
+        if taken is None or not is_mine:
+            print(f"unicron: the move is called off: {plan.reason}", file=sys.stderr)
+            engine.leave()
+            self._engine = self._model = None
+            self._build_again(self.rank, self.layout)
+        engine.account.state_source = "node_arena"
+        record = engine.ledger.read(self.rank, len(engine.gradients.segments))
+        return plan, msgspec.structs.replace(record, commit=taken.commit)
 
     # ------------------------------------------------------------------ ends
 

@@ -58,7 +58,7 @@ class StateTransfer:
         """
         holders = [rank for rank in members if rank not in fetch.targets]
         is_target = self.rank in fetch.targets
-        digests = self._all_digests(0 if is_target else self._digest(extra))
+        digests = self._all_digests(0 if is_target else self.digest(extra))
         sources, differing = chosen_sources([(rank, digests[self._groups.data_index(rank)]) for rank in holders])
         if self.rank in differing:
             tear()
@@ -68,7 +68,7 @@ class StateTransfer:
         for source in sources:
             wanted = digests[self._groups.data_index(source)]
             self._serve(source, fetch.targets, extra)
-            if self._all_say(not is_target or self._digest(extra) == wanted):
+            if self._all_say(not is_target or self.digest(extra) == wanted):
                 return bytes(extra.numpy().tobytes()) if is_target else None
             print(f"unicron: rank {self.rank}: what rank {source} sent is not what it has", file=sys.stderr)
         if is_target:
@@ -107,7 +107,7 @@ class StateTransfer:
         dist.all_reduce(word, op=dist.ReduceOp.MIN, group=self._groups.data_group())
         return bool(word.item())
 
-    def _digest(self, extra: torch.Tensor) -> int:
+    def digest(self, extra: torch.Tensor) -> int:
         """Of all pieces, in their order, and of the python-side state."""
         self._memory.synchronize()
         total = offset = 0

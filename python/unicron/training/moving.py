@@ -1,0 +1,159 @@
+"""One participant's part in a move of roles: its groups beforehand, and the state from leaver to joiner at the switch.
+
+Phase 1 runs beside training, in a thread of its own. The groups of the announced plan hold no leaver, so all of them
+are connected by then, and what is left for the switch is to put them in the place of the old ones (groups.py); besides,
+every leaver has a line to its joiner. Who is announced a newer epoch gives up what it prepared.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from unicron.healing.record import CommitResult
+from unicron.messages import MoveReady, MoveRoles, cut
+from unicron.runtime.store_client import StoreClient
+from unicron.training.groups import Groups
+from unicron.training.store import RendezvousStore
+from unicron.training.watched_group import Helpers, WatchedGroup
+from unicron.types import Rank
+
+HEADER_BYTES = 512
+
+
+class MoveOver(RuntimeError):
+    """A newer epoch was announced meanwhile."""
+
+
+class StateSpoiled(RuntimeError):
+    """What arrived is not what was sent."""
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True):
+    """What a leaver says before its state."""
+
+    iteration: int  # committed steps in the parameters
+    digest: int  # of all that follows
+    gathered: bool
+    commit: CommitResult | None
+
+
+class Preparation:
+    """rank: the role held (a leaver, a stayer) or to be taken; groups: of that role, open."""
+
+    def __init__(self, link: Any, order: MoveRoles, rank: Rank, groups: Groups) -> None:
+        self.order, self.rank, self.error = order, rank, ""
+        self._link, self._groups = link, groups
+        self._helpers = Helpers()
+        self._pair: WatchedGroup | None = None
+        self.is_leaver = link.member(order.plan) is None
+        self.is_joiner = not self.is_leaver and link.member(order.former) is None
+
+    def is_over(self) -> bool:
+        return bool(self._link.monitor.newest_epoch() > self.order.former.epoch)
+
+    def start(self) -> None:
+        threading.Thread(target=self.run, name="unicron-move", daemon=True).start()
+
+    def run(self) -> None:
+        """Connects everything and says so, or why not."""
+        begun, num_connections = time.monotonic(), 0
+        try:
+            num_connections = self._connect()
+        except Exception as error:
+            self.error = cut(f"{type(error).__name__}: {error}")
+        if not self.is_over():
+            seconds = {"prepare": round(time.monotonic() - begun, 4)}
+            self.say("prepared", error=self.error, num_connections=num_connections, seconds=seconds)
+
+    def say(self, phase: str, **known: Any) -> None:
+        self._link.send(MoveReady(self._link.worker, self.rank, self.order.plan.epoch, phase, **known))
+
+    def _connect(self) -> int:
+        plan, welcome = self.order.plan, self._link.welcome
+        client = StoreClient(plan.store, plan.store_key, welcome.store_public, welcome.store_secret)
+        try:
+            joiners = "-".join(m.worker for m in plan.members if m.rank in plan.heirs)
+            store = RendezvousStore(client, f"{plan.task}/{plan.epoch}/move/{joiners}/", self.is_over)
+            store.check(["connected"])  # its own socket stands before those of groups are counted
+            count = 0
+            if self.is_leaver or self.is_joiner:
+                group = self._groups.connect(store, f"pair{self.rank}", int(self.is_joiner), 2, self._how())
+                self._pair = WatchedGroup(
+                    group[0], self._helpers, lambda: "shut" if self.is_over() else "whole", self._link.pulse
+                )
+                count += 1
+            if not self.is_leaver:
+                count += self._groups.prepare(plan, store, self._how())
+            return count
+        finally:
+            client.close()
+
+    def _how(self) -> tuple[Helpers, Callable[[float], None]]:
+        def check(_seconds: float) -> None:
+            if self.is_over():
+                raise MoveOver("a newer epoch came while the groups of a move were made")
+
+        return self._helpers, check
+
+    # ------------------------------------------------------------ the switch
+
+    def give_state(self, engine: Any) -> None:
+        """A leaver's, at the boundary. What goes wrong the joiner says too, or the epoch that ends the wait."""
+        assert self._pair is not None
+        extra = engine.stepper.extra_tensor()
+        record = engine.machine.record
+        taken = Taken(record.iteration, engine.transfer.digest(extra), record.gathered, record.commit)
+        header = _padded(msgspec.msgpack.encode(taken))
+        for piece in (header, *engine.memory.state_pieces(), extra):
+            self._pair.send([piece], 1, 0).wait()
+
+    def take_state(self, engine: Any) -> Taken:
+        """A joiner's: into its arena, which is torn until all is there and is what was sent."""
+        assert self._pair is not None
+        header = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
+        self._pair.recv([header], 0, 0).wait()
+        taken = _first(bytes(header.numpy().tobytes()))
+        extra = engine.stepper.extra_tensor()
+        for piece in (*engine.memory.state_pieces(), extra):
+            self._pair.recv([piece], 0, 0).wait()
+        if engine.transfer.digest(extra) != taken.digest:
+            raise StateSpoiled(f"the state of rank {self.rank} did not arrive as it was sent")
+        engine.stepper.load_extra(bytes(extra.numpy().tobytes()))
+        engine.ledger.end_step(taken.iteration, engine.stepper.extra_state(), gathered=taken.gathered)
+        return taken
+
+    def close(self) -> None:
+        """Connections that nobody uses any more. Destructors join threads that are on their way out: not here."""
+        pair, self._pair = self._pair, None
+        if pair is not None and pair.lost:
+            _lost.append(pair)
+        elif pair is not None:
+            going = [pair]
+            del pair
+            threading.Thread(target=going.clear, name="unicron-release", daemon=True).start()
+
+
+_lost: list[WatchedGroup] = []
+
+
+def _padded(data: bytes) -> torch.Tensor:
+    """Its length in two bytes, and itself."""
+    whole = len(data).to_bytes(2, "little") + data
+    return torch.frombuffer(bytearray(whole.ljust(HEADER_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def _first(data: bytes) -> Taken:
+    return msgspec.msgpack.decode(data[2 : 2 + int.from_bytes(data[:2], "little")], type=Taken)
+
+
+def say_late(preparation: Preparation, iteration: int) -> None:
+    """It holds and hears nothing: a coordinator that did not announce this must know that somebody waits."""
+    print(f"unicron: rank {preparation.rank} holds at iteration {iteration} for a move", file=sys.stderr)
+    preparation.say("held", iteration=iteration)
