@@ -8,7 +8,7 @@ look at what was measured; `any point` tells the same with every row taking its 
 
 Beside them stands the error of predicting the median of all rows of the GPU type, held-out ones included, and what a
 source's own measurement says of the same layout measured again: no model that sees the layout alone does better. Then:
-rank correlation of layouts in a source, decline of a fixed batch over growing GPU counts, and the time of a whole search.
+rank correlation of layouts in a source, decline of a fixed batch over growing GPU counts, the time of a whole search.
 """
 
 from __future__ import annotations
