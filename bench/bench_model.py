@@ -6,17 +6,20 @@ first measurement would. That row is the one whose *modelled* throughput is the 
 look at what was measured; `any point` tells the same with every row taking its turn as the calibration. Errors are
 |modelled / measured - 1| in percent, of the rows that did not calibrate.
 
-Beside them stands the error of predicting the median of all rows of the GPU type, held-out ones included. Then: rank
-correlation of layouts in a source, decline of a fixed batch over growing GPU counts, and the time of a whole search.
+Beside them stands the error of predicting the median of all rows of the GPU type, held-out ones included, and what a
+source's own measurement says of the same layout measured again: no model that sees the layout alone does better. Then:
+rank correlation of layouts in a source, decline of a fixed batch over growing GPU counts, the time of a whole search.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,6 +109,17 @@ def add_errors(bench: common.Bench, groups: Sequence[HeldOut]) -> None:
             if errors:
                 ratio = statistics.median(errors) / base if base else math.inf
                 bench.add(f"{family}: {name}", errors, **{"p90": common.percentile(errors, 90), "x median": ratio})
+        again = [error for group in mine for error in measured_again(group.rows)]
+        if again:
+            bench.add(f"{family}: measured again", again, p90=common.percentile(again, 90))
+
+
+def measured_again(rows: Sequence[Published]) -> list[float]:
+    """Percent, of every row that has the fields of another one of its source, but for what was measured."""
+    same: dict[Published, list[float]] = {}
+    for row in rows:
+        same.setdefault(replace(row, flops=0.0, memory_bytes=0.0, line=0), []).append(row.flops)
+    return [abs(one / other - 1) * 100 for values in same.values() for one, other in itertools.permutations(values, 2)]
 
 
 def rank_table(groups: Sequence[HeldOut]) -> dict[str, float]:
