@@ -4,6 +4,7 @@
 #   make test         check, then all tests            make check        lint, types, tidy, formatting
 #   make sim          the simulator, 500 seeds         make matrix       every failure point x layout, resumable
 #   make leaders      several coordinators, killed, frozen and cut off, resumable (ROUNDS=50 SEED=1)
+#   make fuzz         bytes that nobody should send, at decoders and sockets (MINUTES=60); adds up in bench/results
 #   make healthy      a million simulated iterations that must raise no alarm
 #   make soak         an hour of real training on a loaded machine that must raise none (SOAK_MINUTES=60)
 #   make swarm        20,000 seeds, resumable, into bench/results/swarm.json (MINUTES=... ends it earlier)
@@ -34,7 +35,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell fin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check matrix sim swarm leaders healthy soak bench bench-check test-latest clean
+.PHONY: help setup demo test check matrix sim swarm leaders fuzz healthy soak bench bench-check test-latest clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -110,6 +111,10 @@ SEED := 1
 leaders: setup $(VENV)/.servers
 	PYTHONPATH=tests/support $(BIN)/python -m leader_rounds --rounds $(ROUNDS) --seed $(SEED) \
 	  --record bench/results/leaders.json --minutes $(MINUTES)
+
+fuzz: setup
+	PYTHONPATH=tests/support $(BIN)/python -m wire_fuzz --minutes $(if $(filter command line,$(origin MINUTES)),$(MINUTES),60) \
+	  --record bench/results/fuzz.json
 
 # Every failure point at every layout; what passed is kept and not run again.
 matrix: setup

@@ -25,6 +25,8 @@ from unicron.types import Budgets, Cpu, EpochPlan, Layout, Rank, Stage
 
 PROTOCOL_VERSION = 2
 MESSAGE_BYTES_MAX = 4 << 20
+# What msgspec raises for bytes that are no message: also text that is no UTF-8, and nesting without end.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 TEXT_CHARS_MAX = 16_384  # exception texts, reasons: truncated at the door, by the sender
 
 
@@ -587,5 +589,5 @@ def decode(data: bytes) -> Any:
         )
     try:
         return _decoder.decode(memoryview(data)[1:])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Malformed(str(error)) from None

@@ -7,6 +7,7 @@ import pytest
 
 from unicron.coordinator.journal import (
     JournalUnreadable,
+    TaskHeld,
     TermBegan,
     decode_entry,
     encode_entry,
@@ -19,12 +20,15 @@ from unicron.messages import (
     MessageRefused,
     PublishEpoch,
     Reply,
+    Request,
     StopTask,
     TooLarge,
     UnknownVersion,
     decode,
     encode,
 )
+from unicron.runtime.store_wire import Op, StoreMalformed, StoreRequest, decode_request
+from unicron.runtime.store_wire import encode as encode_store
 from unicron.types import EpochPlan, Layout, Member, PlanKind
 
 PLAN = EpochPlan("t", 3, PlanKind.SHRINK, Layout(dp=2), (1,), (Member(1, "n1", "n1.w0", 0),), (0,), (), "tcp://n1:7000")
@@ -68,6 +72,21 @@ def test_unknown_type_and_unknown_field() -> None:
     assert decode(version + msgspec.msgpack.encode(newer)) == StopTask("t", "r")
     with pytest.raises(Malformed):
         decode(version + msgspec.msgpack.encode({"message": "StopTask", "task": 7, "reason": "r"}))
+
+
+def test_text_that_is_none_and_nesting_without_end() -> None:
+    """Found by `make fuzz`: each ended the daemon that read it."""
+    data = encode(StopTask("t", "because"))
+    with pytest.raises(Malformed, match="utf-8"):
+        decode(data.replace(b"because", b"be\xffause"))
+    deep = encode(Request("submit", {"job": None})).removesuffix(b"\xc0") + b"\x91" * 100_000 + b"\xc0"
+    with pytest.raises(Malformed, match="recursion"):
+        decode(deep)
+    entry = encode_entry(TaskHeld("t", True, "because"))
+    with pytest.raises(JournalUnreadable):
+        decode_entry(entry.replace(b"because", b"be\xffause"))
+    with pytest.raises(StoreMalformed):
+        decode_request(encode_store(StoreRequest(Op.GET, 1, ["t/1/key"])).replace(b"key", b"k\xffy"))
 
 
 def test_refusals_have_one_base() -> None:

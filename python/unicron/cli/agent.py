@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unicron.cli.common import Keys
+from unicron.cli.common import Keys, Problem
 
 
 def main(
@@ -39,6 +39,7 @@ def main(
 
     Example: unicron agent --coordinator 10.0.0.1:7070 --slots 8 --host 10.0.0.2 --keys keys
     """
+    from unicron.planner.cluster import NAME
     from unicron.runtime import logs
     from unicron.runtime.agent_daemon import run_with_template
     from unicron.runtime.agent_process import AgentSettings
@@ -48,6 +49,8 @@ def main(
 
     logs.set_up(verbose=verbose)
     name = node or node_name(os.environ)
+    if not NAME.fullmatch(name):
+        raise Problem(f"node {name!r}: a name has letters, digits, '_', '.' and '-' only: give --node", 2)
     directory = run_dir if str(run_dir) != "." else Path(f"/tmp/unicron-{os.getuid()}") / name
     settings = AgentSettings(
         node=name,

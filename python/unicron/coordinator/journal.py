@@ -16,6 +16,7 @@ import msgspec
 from unicron.coordinator.allocation import Allocation
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.job import Job
+from unicron.messages import UNREADABLE
 from unicron.types import EpochPlan, Rank
 
 JOURNAL_VERSION = 2
@@ -233,5 +234,5 @@ def decode_entry(data: bytes) -> Entry:
         raise JournalUnreadable(f"journal entry version {data[0]}, this unicron reads {JOURNAL_VERSION}")
     try:
         return _decoder.decode(memoryview(data)[1:])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise JournalUnreadable(str(error)) from None

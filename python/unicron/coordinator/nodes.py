@@ -22,10 +22,34 @@ from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.coordinator.workers import forget_worker, incident_of, is_member, note_status
 from unicron.messages import AgentHeartbeat, AgentHello, AgentWelcome, EndWorker, PublishEpoch, SaveAndHold
+from unicron.planner.cluster import NAME, SLOTS_MAX
 from unicron.types import Method, Severity
+
+NODE_SLOTS_MAX = 1024
+STORE_CHARS_MAX = 256
+
+
+def why_unusable(hello: AgentHello, state: State) -> str:
+    """What no plan could mean, '' when it can be used: refused before it is in the journal for good."""
+    if not NAME.fullmatch(hello.node):
+        return f"node {hello.node[:80]!r}: a name has letters, digits, '_', '.' and '-' only, 128 at most"
+    if not (0 <= hello.slots <= NODE_SLOTS_MAX and 0 <= hello.understudies <= NODE_SLOTS_MAX):
+        return f"{hello.slots} slots and {hello.understudies} understudies: a node has {NODE_SLOTS_MAX} at most"
+    if not 0 <= hello.incarnation < 1 << 62:
+        return f"incarnation {hello.incarnation}"
+    host, _, port = hello.store.removeprefix("tcp://").rpartition(":")
+    if not host or not (port.isdecimal() and int(port) < 1 << 16) or len(hello.store) > STORE_CHARS_MAX:
+        return f"store {hello.store[:80]!r} is not host:port"
+    others = sum(node.slots for node in state.nodes.values() if node.name != hello.node)
+    if others + hello.slots > SLOTS_MAX:
+        return f"{others + hello.slots} slots: the planner takes at most {SLOTS_MAX}"
+    return ""
 
 
 def on_hello(step: Step, name: str, hello: AgentHello) -> None:
+    if why := why_unusable(hello, step.state):
+        step.refuse("unusable_node", why)
+        return
     known = step.state.nodes.get(name)
     if known is None and len(step.state.nodes) >= step.config.nodes_max:
         step.refuse("too_many_nodes", f"{name}: {step.config.nodes_max} nodes are known")

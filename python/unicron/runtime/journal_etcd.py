@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from unicron.coordinator.lease import refused_append
+from unicron.messages import UNREADABLE
 from unicron.runtime.election import Leadership
 from unicron.runtime.etcd import (
     Etcd,
@@ -157,7 +158,7 @@ def unpack(batch: bytes) -> list[bytes]:
         if batch[:1] not in (PLAIN, PACKED):
             raise ValueError(f"batch of version {batch[:1].hex() or 'none'}")
         return msgspec.msgpack.decode(data, type=list[bytes])
-    except (ValueError, zlib.error, msgspec.DecodeError) as error:
+    except (ValueError, zlib.error, *UNREADABLE) as error:
         raise JournalBroken(f"the journal in etcd cannot be read: {error}") from None
 
 

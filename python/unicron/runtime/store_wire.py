@@ -10,6 +10,8 @@ import enum
 
 import msgspec
 
+from unicron.messages import UNREADABLE
+
 STORE_VERSION = 1
 VALUE_BYTES_MAX = 1 << 20
 MESSAGE_BYTES_MAX = 4 << 20
@@ -82,14 +84,14 @@ def _body(data: bytes) -> memoryview:
 def decode_request(data: bytes) -> StoreRequest:
     try:
         return _requests.decode(_body(data))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise StoreMalformed(str(error)) from None
 
 
 def decode_reply(data: bytes) -> StoreReply:
     try:
         return _replies.decode(_body(data))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise StoreMalformed(str(error)) from None
 
 
