@@ -150,6 +150,7 @@ class MoveReady(_Message, frozen=True):
     epoch: int  # of the plan that was announced
     phase: str
     iteration: int = -1
+    joiners: tuple[str, ...] = ()  # of that plan: a coordinator that came back may announce another under its number
     error: str = ""
     num_connections: int = 0  # that it made for the announced plan
     state_bytes: int = 0  # that it took over

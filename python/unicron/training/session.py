@@ -329,6 +329,7 @@ class Session:
         memory.move_to(fd)
         engine.ledger = type(engine.ledger)(memory.fd)
         fresh = plan.kind is PlanKind.START
+        engine.account.is_far_heir = plan.kind is PlanKind.REPLACE and rank in plan.heirs
         if not fresh:
             engine.ledger.begin_step()
         return Record(rank, 0, Stage.STARTING, has_state=fresh, num_segments=num_segments)
