@@ -194,6 +194,7 @@ class WorkerWelcome(_Message, frozen=True):
     waiting: bool  # True: understudy or joiner: build on stand-in groups, then wait for a plan naming this worker
     checkpoint_dir: str
     checkpoint_every: int
+    warm_up: bool = False  # a whole iteration without peers first, then the script again from its top
 
 
 class ArenaGrant(_Message, frozen=True):
@@ -449,6 +450,7 @@ class StartWorkers(_Message, frozen=True):
     nnodes: int = 1
     master_port: int = 0
     reason: str = ""
+    warm_up: tuple[str, ...] = ()  # of them, those on slots of their own: they may do a whole iteration beforehand
     master_address: str = ""  # host of the first node, for scripts that rendezvous by themselves
 
 
