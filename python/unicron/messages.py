@@ -157,6 +157,7 @@ class MoveReady(_Message, frozen=True):
     epoch: int  # of the plan that was announced
     phase: str
     iteration: int = -1
+    joiners: tuple[str, ...] = ()  # of that plan: a coordinator that came back may announce another under its number
     error: str = ""
     num_connections: int = 0  # that it made for the announced plan
     state_bytes: int = 0  # that it took over
@@ -200,6 +201,7 @@ class WorkerWelcome(_Message, frozen=True):
     waiting: bool  # True: understudy or joiner: build on stand-in groups, then wait for a plan naming this worker
     checkpoint_dir: str
     checkpoint_every: int
+    warm_up: bool = False  # a whole iteration without peers first, then the script again from its top
 
 
 class ArenaGrant(_Message, frozen=True):
@@ -456,6 +458,7 @@ class StartWorkers(_Message, frozen=True):
     nnodes: int = 1
     master_port: int = 0
     reason: str = ""
+    warm_up: tuple[str, ...] = ()  # of them, those on slots of their own: they may do a whole iteration beforehand
     master_address: str = ""  # host of the first node, for scripts that rendezvous by themselves
 
 

@@ -59,9 +59,10 @@ class Cluster(Coordinator):
         if move is None or task.plan is None:
             return
         for phase in ("prepared", "moved"):
+            joiners = tuple(m.worker for m in move.plan.members if m.rank in move.plan.heirs)
             for member in (*task.plan.members, *move.plan.members):
                 if phase == "prepared" or member.rank in move.plan.heirs:
-                    body = MoveReady(member.worker, member.rank, move.plan.epoch, phase, 6)
+                    body = MoveReady(member.worker, member.rank, move.plan.epoch, phase, 6, joiners)
                     self.feed(on.AgentMessage(member.node, FromWorker(member.node, task.name, body, 1)))
 
     def say_up(self, task: TaskState, name: str) -> None:

@@ -79,6 +79,7 @@ def start_workers(step: Step, order: StartWorkers) -> None:
             managed=spec.managed,
             log=f"{logs}/stderr.log" if logs else "",
             stall_factor=spec.stall_factor,
+            warms_up=name in order.warm_up,
         )
         step.state.workers[name] = worker
         fork = fork_of(order, name, incarnation, rank, step.config.node, step.config.socket)
@@ -139,6 +140,7 @@ def on_joined(step: Step, event: WorkerJoined) -> None:
         waiting=worker.waiting,
         checkpoint_dir=spec.checkpoint_dir,
         checkpoint_every=spec.checkpoint_every,
+        warm_up=worker.warms_up,
     )
     step.actions.append(WelcomeWorker(worker.name, welcome, "it said hello"))
     step.actions.append(WatchWorker(worker.name, worker.slot, "it said hello"))

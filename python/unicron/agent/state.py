@@ -52,6 +52,7 @@ class Worker:
     phase: Phase = Phase.ORDERED
     pid: int = 0
     epoch: int = 0
+    warms_up: bool = False  # it has its slot for itself while it waits
     is_connected: bool = False  # its control connection
     has_finished: bool = False
     is_leaving: bool = False  # told to leave: exit code 0 is not early

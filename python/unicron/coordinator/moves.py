@@ -157,7 +157,8 @@ def on_move_ready(step: Step, task: TaskState, body: MoveReady) -> None:
     if body.epoch <= task.epoch:
         step.refuse("stale_epoch", f"a move of epoch {body.epoch}, now {task.epoch}")
         return
-    if move is None or move.plan.epoch != body.epoch:
+    is_known = move is not None and move.plan.epoch == body.epoch and set(body.joiners) == _joiners(move.plan)
+    if move is None or not is_known or (body.phase == "held" and not move.is_switching):
         task.epoch_floor = max(task.epoch_floor, body.epoch)
         if body.phase != "prepared" and task.phase is TaskPhase.RUNNING and not task.lost:
             # A former coordinator announced it: they hold, and nobody will ever say that all are there.

@@ -75,6 +75,7 @@ def start_workers(
             spec=spec_of(task, layout),
             epoch=task.epoch,
             workers=tuple((n, i, r, p is not Purpose.MEMBER) for n, i, r, p in started),
+            warm_up=tuple(n for n, _, _, p in started if p is Purpose.STANDBY),
             node_rank=homes.index(node) if node in homes else len(homes),
             nnodes=max(len(homes), 1),
             master_port=0 if task.job.managed else port,

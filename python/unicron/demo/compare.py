@@ -323,7 +323,11 @@ def judge(
     if expect.outcome == "resized":
         yield from _resized(result, observed, expect, layout)
     if expect.outcome != "resized" or layout.exact:
-        yield from _same_bits(result)
+        yield from _same_bits(result, expect.gradient)
+    if not expect.gradient:
+        late = [i["id"] for i in observed.incidents if i["iteration"] >= scenario.iterations]
+        if late:
+            yield f"incidents {late} came after the state that is compared"
     if expect.outcome == "unaffected":
         yield from _no_pause(run, reference, scenario)
 
@@ -399,19 +403,19 @@ def _told_as_counted(expect: Expect, counted: int, allowed: int, observed: Obser
     """Nobody knows what a lost node had begun: there the incident may say more, up to its share."""
     told = over_recoveries(observed, "micro_batches_recomputed")
     is_wrong = told != counted
-    if expect.outcome == "resized" or "buddy" in expect.state_sources:
+    if expect.outcome == "resized" or "buddy" in expect.state_sources or expect.told_more:
         is_wrong = not counted <= told <= allowed
     if is_wrong and expect.outcome in ("healed", "resized"):
         yield f"incidents say {told} micro-batches were computed again, {counted} were"
 
 
-def _same_bits(result: dict[str, Any]) -> Iterable[str]:
+def _same_bits(result: dict[str, Any], gradient: bool) -> Iterable[str]:
     state = result["weights"]
     if state is None:
         yield "no digest was written"
     elif state["sha256"] != state["reference_sha256"]:
         yield f"weights differ from the undisturbed run's, by at most {state['max_abs_diff']}"
-    if result["outcome"] in ("healed", "resized") and result["iterations"] <= 100:
+    if result["outcome"] in ("healed", "resized") and result["iterations"] <= 100 and gradient:
         difference = result["gradient"]["healed_max_rel_diff"]
         if difference is None:
             yield "the healed iteration's gradient was not kept"

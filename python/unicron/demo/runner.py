@@ -81,6 +81,7 @@ class Suite:
     def __init__(self, options: Options, progress: Progress) -> None:
         self._options, self._progress = options, progress
         self._cluster: Any = None
+        self._spares = 0  # of the living cluster
         self._references: dict[tuple[int, tuple[int, ...]], results.Run] = {}  # by iterations and window
         self._measure_unmanaged = options.measure_unmanaged
         self._unmanaged_ms: float | None = None
@@ -164,6 +165,7 @@ class Suite:
             iterations=iterations,
             window=window,
             digests=scenario.digests,
+            spares=scenario.spares,
         )
         self._progress.begins(undisturbed.name, undisturbed.says, iterations)
         run, seen, _, problem = self.carry_out(undisturbed, 0, magnitudes=True)
@@ -181,7 +183,7 @@ class Suite:
         self, scenario: Scenario, extra: int, magnitudes: bool = False, usual_ms: float = 0.0
     ) -> tuple[results.Run, Seen, dict[str, int], str]:
         """(records, what was seen, what was left behind, a problem of the run itself). Faults and acts are done."""
-        folder, cluster = self._empty_folder(scenario.name), self._living_cluster()
+        folder, cluster = self._empty_folder(scenario.name), self._living_cluster(scenario.spares)
         before = shared_segments(cluster)
         arguments = self._of_script(scenario, folder, extra, magnitudes)
         task = cluster.submit(self._job(scenario, folder, arguments))
@@ -218,6 +220,7 @@ class Suite:
             cwd=os.getcwd(),
             log_dir=str(self._logs),
             understudies=UNDERSTUDIES,
+            standbys=scenario.standbys,
             stopped_grace_ms=0,
             checkpoint_dir=str((folder / "checkpoints").resolve()) if every else "",
             checkpoint_every=every,
@@ -256,14 +259,17 @@ class Suite:
     def _logs(self) -> Path:
         return (self._options.folder / "logs").resolve()
 
-    def _living_cluster(self) -> Cluster:
+    def _living_cluster(self, spares: int = 0) -> Cluster:
+        if self._spares != spares:
+            self._end_cluster()
+            self._spares = spares
         if self._cluster is None:
             from unicron.runtime.local_cluster import LocalCluster
 
             layout = self._options.layout
             self._progress.happened("starting the cluster")
             self._cluster = LocalCluster(
-                num_agents=layout.dp,
+                num_agents=layout.dp + spares,
                 slots=layout.replica_size,
                 understudies=UNDERSTUDIES,
                 imports=IMPORTS,

@@ -20,6 +20,7 @@ GRADIENT_WINDOW = tuple(range(FAULT_ITERATION, FAULT_ITERATION + 8))
 CHECKPOINT_EVERY = 5
 EXTRA_S = 90.0
 OUTAGE_S = 10.0  # how long the coordinator is away
+MOVE_ITERATIONS = 60  # a joiner gets ready meanwhile
 RANDOM_KILLS = 30
 RANDOM_ITERATIONS = 300
 
@@ -39,10 +40,11 @@ class Fault:
 class Act:
     """Done to the cluster when iteration `after` is committed, then after a further `delay_s`."""
 
-    do: str  # kill_agent | kill_agent_alone | start_agent | kill_coordinator | start_coordinator
+    do: str  # drain | undrain | kill_agent | kill_agent_alone | start_agent | kill_coordinator | start_coordinator
     after: int
     node: int = -1
     delay_s: float = 0.0
+    replica: int = -1  # the node is this replica's present home
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Expect:
     state_sources: tuple[str, ...] = ()
     text: str = ""  # what an incident's text or cause must contain
     is_grown: bool = False  # dp is whole again at the end
+    gradient: bool = True  # of the healed iteration; False: none is interrupted, and the state is compared after it
+    told_more: bool = False  # nobody knows what a lost node had begun: incidents may say more, up to its share
     groups_kept: bool = True  # > 0 where replicas have several ranks
 
 
@@ -74,6 +78,8 @@ class Scenario:
     iterations: int = ITERATIONS  # compared after so many
     extra_s: float = 0.0  # goes on for at most so long, until its acts are done and dp is whole again
     checkpoint_every: int = 0
+    spares: int = 0  # nodes beside those that the layout needs
+    standbys: int = 0  # of them, those that may stand by
     poison: tuple[int, ...] = ()  # (rank, iteration, micro-batch) at which the script itself fails
     window: tuple[int, ...] = GRADIENT_WINDOW  # iterations whose reduced gradient is kept
     digests: bool = False  # of gradient and state, of every iteration
@@ -96,7 +102,7 @@ def names() -> tuple[str, ...]:
 
 def in_all(*, sharded: bool = False) -> tuple[str, ...]:
     """What `--scenario all` runs: one per row of the table. random-kills is asked for by name."""
-    left_out = {"random-kills"} if sharded else {"random-kills", "kill-gather"}
+    left_out = {"random-kills", "node-standby"} if sharded else {"random-kills", "kill-gather"}
     return tuple(name for name in MAKERS if name not in left_out)
 
 
@@ -367,6 +373,46 @@ def _restored(layout: Layout, *, replaced: int | None, severities: tuple[str, ..
         state_sources=("checkpoint",),
         groups_kept=False,
     )
+
+
+@scenario
+def node_standby(layout: Layout, _seed: int) -> Scenario:
+    last = layout.dp - 1
+    source = "buddy" if layout.buddy else "replica"
+    return Scenario(
+        "node-standby",
+        "an agent and all its workers die: a node that stands by takes their roles, and the width stays",
+        Expect(
+            "healed", severities=("SEV1",), incidents_max=layout.replica_size + 1, replaced=layout.replica_size,
+            state_sources=(source,), told_more=True,
+        ),
+        acts=(
+            Act("kill_agent", FAULT_ITERATION, replica=last),
+            Act("start_agent", FAULT_ITERATION + 8, replica=last),
+        ),
+        spares=1,
+        standbys=1,
+    )  # fmt: skip
+
+
+@scenario
+def drain(layout: Layout, _seed: int) -> Scenario:
+    moved = tuple(range(layout.dp - max(1, layout.dp // 2), layout.dp))
+    return Scenario(
+        "drain",
+        f"nodes are drained ({len(moved)} at once): their roles move to free ones between two iterations",
+        Expect(
+            "healed", severities=("INFO",), incidents_max=len(moved), methods=("notice",), recomputed_replicas=0,
+            replaced=len(moved) * layout.replica_size, state_sources=("node_arena",), gradient=False,
+            groups_kept=False,
+        ),
+        acts=(
+            *(Act("drain", FAULT_ITERATION, replica=replica) for replica in moved),
+            *(Act("undrain", MOVE_ITERATIONS - 5, replica=replica) for replica in moved),
+        ),
+        iterations=MOVE_ITERATIONS,
+        spares=len(moved),
+    )  # fmt: skip
 
 
 @scenario

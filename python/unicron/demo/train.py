@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,8 +50,9 @@ def main() -> None:
             )
         )
         model, optimizer, scheduler = demo.build(layout, Variant.of(options))
+        records = Path(tempfile.mkdtemp()) if session.rehearses else options.results
         recorder = Recorder(
-            options.results,
+            records,
             session.rank,
             options.gradients,
             magnitudes=options.magnitudes,

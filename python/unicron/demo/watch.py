@@ -44,6 +44,8 @@ class Cluster(Protocol):
     def kill_agent(self, node: str) -> None: ...
     def kill_agent_alone(self, node: str) -> None: ...
     def start_agent(self, node: str) -> None: ...
+    def drain(self, node: str) -> None: ...
+    def undrain(self, node: str) -> None: ...
     def kill_coordinator(self) -> None: ...
     def start_coordinator(self) -> None: ...
 
@@ -110,6 +112,7 @@ class Watch:
         self._acts: list[Act] = list(scenario.acts)
         self._awaited: _Awaited | None = None
         self._act_due: float | None = None
+        self._homes: dict[int, str] = {}  # replica -> its home when something was first done to that
         self._next_ask = 0.0
         self._running = False
         self.seen = Seen()
@@ -246,8 +249,8 @@ class Watch:
         self._act_due = None
         doing: Callable[..., None] = getattr(self._cluster, act.do)
         words = act.do.replace("_", " ")
-        if act.node >= 0:
-            node = self._cluster.nodes[act.node]
+        if act.node >= 0 or act.replica >= 0:
+            node = self._cluster.nodes[act.node] if act.node >= 0 else self._home(act.replica)
             self._listener.happened(f"{words} of {node}")
             doing(node)
         else:
@@ -256,11 +259,21 @@ class Watch:
         if act.do.startswith("kill"):
             self.seen.marks.append((self.seen.iteration + 1, words))
 
+    def _home(self, replica: int) -> str:
+        """The node of its first rank, the same as long as things are done to it."""
+        if replica not in self._homes:
+            width = self.seen.view["layout"]
+            rank = width["tp"] * replica
+            here = [w["node"] for w in self.seen.view["workers"] if w["is_member"] and w["rank"] == rank]
+            self._homes[replica] = here[0]
+        return self._homes[replica]
+
     def put_right(self) -> None:
         """Acts that were not reached (the task ended first): the cluster must be whole again."""
         for act in self._acts:
             if act.do == "start_coordinator":
                 self._cluster.start_coordinator()
-            elif act.do == "start_agent":
-                self._cluster.start_agent(self._cluster.nodes[act.node])
+            elif act.do in ("start_agent", "undrain") and (act.node >= 0 or act.replica in self._homes):
+                node = self._cluster.nodes[act.node] if act.node >= 0 else self._homes[act.replica]
+                getattr(self._cluster, act.do)(node)
         self._acts.clear()

@@ -305,6 +305,12 @@ class LocalCluster:
             raise ClusterProblem("the cluster has no coordinator yet")
         return self._client.ask(verb, timeout_ms=timeout_ms, **arguments)
 
+    def drain(self, node: str) -> None:
+        self.ask("drain", node=node)
+
+    def undrain(self, node: str) -> None:
+        self.ask("undrain", node=node)
+
     def submit(self, job: Job) -> str:
         """The task's name."""
         return str(self.ask("submit", job=msgspec.to_builtins(job))["task"])

@@ -44,7 +44,12 @@ class WorkerMoving(WorkerHealing):
 
     def _prepared(self, move: MoveRoles) -> None:
         if self.move is not None and self.move.plan == move.plan:
-            self.say(MoveReady(self.name, self.rank, move.plan.epoch, "prepared"))
+            self.say_ready(move, "prepared")
+
+    def say_ready(self, move: MoveRoles, phase: str, iteration: int = -1) -> None:
+        plan = move.plan
+        joiners = tuple(m.worker for m in plan.members if m.rank in plan.heirs)
+        self.say(MoveReady(self.name, self.rank, plan.epoch, phase, iteration, joiners))
 
     def _seat(self, plan: EpochPlan) -> Member | None:
         return next((m for m in plan.members if m.worker == self.name), None)
@@ -73,7 +78,7 @@ class WorkerMoving(WorkerHealing):
 
     def _held(self, iteration: int, move: MoveRoles) -> None:
         if self._holds_for(iteration, move):
-            self.say(MoveReady(self.name, self.rank, move.plan.epoch, "held", iteration))
+            self.say_ready(move, "held", iteration)
             self._later(500.0, lambda: self._held(iteration, move))
 
     def take_over(self, move: MoveRoles, iteration: int, commit: object, *, gathered: bool) -> None:
@@ -82,7 +87,7 @@ class WorkerMoving(WorkerHealing):
         self.memory.end_step(iteration, gathered=gathered)
         self.memory.commit = commit  # type: ignore[assignment]
         self._moved = move.plan
-        self.say(MoveReady(self.name, self.rank, move.plan.epoch, "moved", iteration))
+        self.say_ready(move, "moved", iteration)
 
     def has_moved_in(self, plan: EpochPlan) -> bool:
         """Is the state that it took over that of a role which the plan gives it? Not when the move was called off."""

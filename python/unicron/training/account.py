@@ -31,6 +31,7 @@ class Account:
         self._recompute_ms = 0.0
         self._rebuilt = 0
         self._lost = 0
+        self.is_far_heir = False  # of a role whose arena is lost with its node: what had begun is not known
         self._phases: dict[str, float] = {}
         self.state_source = StateSource.NONE_NEEDED
 
@@ -42,7 +43,7 @@ class Account:
 
     def forward_begins(self, iteration: int, micro_batch: int, again: bool) -> None:
         """again: it had begun on this role before. One of a lost replica, dealt to this one, had begun elsewhere."""
-        is_elsewhere = self._machine.is_extra or self.state_source == StateSource.BUDDY
+        is_elsewhere = self._machine.is_extra or self.state_source == StateSource.BUDDY or self.is_far_heir
         is_dealt = self._machine.healing and is_elsewhere
         if again or is_dealt:
             self._again.add((iteration, micro_batch))

@@ -73,7 +73,9 @@ class Preparation:
             self.say("prepared", error=self.error, num_connections=num_connections, seconds=seconds)
 
     def say(self, phase: str, **known: Any) -> None:
-        self._link.send(MoveReady(self._link.worker, self.rank, self.order.plan.epoch, phase, **known))
+        plan = self.order.plan
+        joiners = tuple(m.worker for m in plan.members if m.rank in plan.heirs)
+        self._link.send(MoveReady(self._link.worker, self.rank, plan.epoch, phase, joiners=joiners, **known))
 
     def _connect(self) -> int:
         plan, welcome = self.order.plan, self._link.welcome

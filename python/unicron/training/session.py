@@ -47,6 +47,7 @@ from unicron.training.reshard.atlas import atlas_of
 from unicron.training.reshard.change import Change, NewHome
 from unicron.training.reshard.former import Former
 from unicron.training.roles import RoleChanged
+from unicron.training.sandbox import Sandbox
 from unicron.training.undoable_step import is_sharded, undo_bytes
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 
@@ -80,6 +81,7 @@ class _Process:
     link: WorkerLink | None = None
     rank: Rank = 0
     layout: Layout | None = None  # to build for; None: as the agent said when this process began
+    is_warm: bool = False  # its shadow iteration is over
     former: Former | None = None  # of a change of layout under way: what this process serves
     back: Former | None = None  # of one that was called off: what this process goes back to
 
@@ -138,6 +140,7 @@ class Session:
         self._next: int | None = None
         self._holds = False  # the task gives up its slots after the iteration just committed
         self._move: Preparation | None = None  # of roles that are to go to other workers
+        self._sandbox: Sandbox | None = None
         self._callbacks: list[Callable[..., None]] = []
         self._reported = False
         self._checkpoints: Any = None
@@ -151,6 +154,11 @@ class Session:
     @property
     def managed(self) -> bool:
         return True
+
+    @property
+    def rehearses(self) -> bool:
+        """Is this run of the script only to warm its process up? Then nothing it would record is of any iteration."""
+        return bool(self._link.welcome.warm_up and self._is_waiting and not _Process.is_warm and not gpu.has_gpu())
 
     def _open_gpu(self, device: int) -> None:
         """What the script builds until manage() is born in this GPU's arena; an understudy's has no memory."""
@@ -186,6 +194,9 @@ class Session:
             gpu.warm_up(device)
             groups.warm_up()
             rehearse(model, optimizer, self.layout, device)
+        if self.rehearses:
+            self._sandbox = Sandbox(self.rank, self.layout, (model, optimizer, scheduler), memory)
+            return
         groups.adopt_handles([model.chunks, optimizer, model.config])
         former, _Process.former = _Process.former, None
         order = former.order if former else None
@@ -329,6 +340,7 @@ class Session:
         memory.move_to(fd)
         engine.ledger = type(engine.ledger)(memory.fd)
         fresh = plan.kind is PlanKind.START
+        engine.account.is_far_heir = plan.kind is PlanKind.REPLACE and rank in plan.heirs
         if not fresh:
             engine.ledger.begin_step()
         return Record(rank, 0, Stage.STARTING, has_state=fresh, num_segments=num_segments)
@@ -351,6 +363,10 @@ class Session:
 
     def iterations(self, count: int) -> Iterator[int]:
         """Iteration numbers from where the task stands up to count - 1."""
+        if self._sandbox is not None:
+            _Process.is_warm = True
+            yield 0
+            self._build_again(self.rank, self.layout)
         engine = self._require_engine()
         ready = engine.run(self._first)
         assert isinstance(ready, do.Ready)
@@ -365,6 +381,10 @@ class Session:
 
     def train_step(self, iteration: int, forward_step: Any, dataset: Any) -> Metrics:
         """One optimizer step. forward_step: Megatron's; dataset: (iteration, micro_batch) -> batch, or map-style."""
+        if self._sandbox is not None:
+            pulse = self._link.pulse
+            self._sandbox.run(forward_step, dataset, lambda: pulse.advance(int(Stage.STARTING), 0, -1))
+            self._build_again(self.rank, self.layout)
         engine = self._require_engine()
         if iteration != self._next:
             raise ValueError(f"train_step({iteration}): session.iterations() is at {self._next}")

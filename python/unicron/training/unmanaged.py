@@ -24,6 +24,7 @@ class UnmanagedSession:
     """Session's interface over torchrun's environment. layout comes from join()'s arguments."""
 
     managed = False
+    rehearses = False
 
     def __init__(self, tp: int, pp: int, micro_batch: int, num_micro_batches: int, *, sharded: bool = False) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
