@@ -6,7 +6,6 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from unicron.cli.classify_input import Answer, Kind, answers
 from unicron.cli.common import Json, Problem, print_json, print_table
@@ -115,5 +114,5 @@ def _row(finding: Finding) -> dict[str, Any]:
         "rule": finding.rule,
         "line": finding.line or None,
         "times": finding.count,
-        "text": escape(text),
+        "text": text,
     }

@@ -24,11 +24,7 @@ def free_slots(state: State) -> dict[str, int]:
 def held_slots(task: TaskState) -> list[str]:
     """The node of every slot it has: its roles' (a lost role keeps its slot), and those of processes that get ready
     for a role or whose end is ordered and not seen yet."""
-    others = [
-        w.node
-        for w in task.workers.values()
-        if w.purpose in ON_SLOTS and task.placement.get(w.rank) != w.node
-    ]
+    others = [w.node for w in task.workers.values() if w.purpose in ON_SLOTS and task.placement.get(w.rank) != w.node]
     return [*task.placement.values(), *others]
 
 

@@ -48,12 +48,12 @@ def standbys_for(state: State, nodes: Mapping[str, int], targets: Mapping[str, M
                 free.remove(node)
     for task in sorted(takers, key=lambda t: (len(chosen[t.name]), -_lost_with_a_node(t, targets[t.name]), t.name)):
         while len(chosen[task.name]) < task.job.standbys:
-            node = next((n for n in free if nodes[n] >= roles_of_a_node(targets[task.name])), None)
-            if node is None:
+            found = next((n for n in free if nodes[n] >= roles_of_a_node(targets[task.name])), None)
+            if found is None:
                 break
-            chosen[task.name].append(node)
-            free.remove(node)
-    return {name: tuple(found) for name, found in chosen.items() if found}
+            chosen[task.name].append(found)
+            free.remove(found)
+    return {name: tuple(names) for name, names in chosen.items() if names}
 
 
 def _lost_with_a_node(task: TaskState, target: Mapping[Rank, str]) -> float:
@@ -91,7 +91,7 @@ def is_worth_it(state: State, task: TaskState, ranks: list[Rank], odds: Odds) ->
     gone = {layout.replica_of(m.rank) for m in task.plan.members if m.node in lost_nodes}
     surviving = len(task.plan.replicas) - len(gone)
     nodes = tuple(Node(name, count) for name, count in (*holds.items(), *free.items()))
-    demand = demand_of(task, dict(holds), surviving, max(node.slots for node in nodes))
+    demand = demand_of(task, dict(holds), surviving, max(node.slots for node in nodes), {})
     spent = sum(holds[node] for node in lost_nodes)
     cluster = Cluster(nodes, (demand,), spent, False, odds.failures, odds.transitions)
     try:

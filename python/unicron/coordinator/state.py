@@ -142,9 +142,7 @@ class WorkerState:
     def is_coming(self) -> bool:
         """May become a candidate."""
         return (
-            self.phase in (WorkerPhase.STARTED, WorkerPhase.UP)
-            and self.purpose in WAITING
-            and self.exception is None
+            self.phase in (WorkerPhase.STARTED, WorkerPhase.UP) and self.purpose in WAITING and self.exception is None
         )
 
     def move(self, trigger: str) -> None:

@@ -92,9 +92,7 @@ def _one_task(seed: int, plant: str, rng: random.Random, shape: tuple[int, int, 
     options = Options(
         seed=seed,
         tasks=(
-            TaskOptions(
-                layout=layout, iterations=iterations, checkpoint_every=rng.choice((0, 5, 10)), standbys=spares
-            ),
+            TaskOptions(layout=layout, iterations=iterations, checkpoint_every=rng.choice((0, 5, 10)), standbys=spares),
         ),
         num_nodes=dp + spares,
         slots=tp * pp,
