@@ -274,7 +274,9 @@ def transitions_of(state: State) -> Transitions:
 def _layouts(question: Question, decision: Decision | None) -> dict[str, Layout]:
     """Who shall go over to another layout, and to which."""
     found: dict[str, Layout] = {}
-    for task in question.chosen if decision is not None else ():
+    if decision is None:
+        return found
+    for task in question.chosen:
         slots = decision.allocation[task.name]
         other = for_planner(question.state, task).get(slots)
         if other is not None and slots not in _widths(task):
