@@ -24,5 +24,15 @@ def test_a_mean_of_means_is_refused_by_name() -> None:
         check_config(SimpleNamespace(calculate_per_token_loss=False))
 
 
+def test_two_stages_do_not_send_over_the_group_of_all_ranks() -> None:
+    config = SimpleNamespace(
+        calculate_per_token_loss=True, pipeline_model_parallel_size=2, batch_p2p_comm=False, overlap_p2p_comm=True
+    )
+    with pytest.raises(ParallelismRefused, match="batch_p2p_comm"):
+        check_config(config)
+    config.pipeline_model_parallel_size = 4
+    check_config(config)
+
+
 def test_sizes_of_one_are_welcome() -> None:
     check_config(SimpleNamespace(calculate_per_token_loss=True, context_parallel_size=1, expert_model_parallel_size=1))

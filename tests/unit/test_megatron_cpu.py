@@ -122,3 +122,49 @@ def test_the_demo_model_trains_in_one_process():
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+
+
+def test_two_stages_never_take_what_goes_forward_for_what_goes_back(monkeypatch):
+    """Both neighbours are one rank then (an interleaved pipeline), and gloo matches by tag, in order."""
+    from megatron.core.pipeline_parallel import p2p_communication
+
+    monkeypatch.setattr(torch.distributed, "P2POp", lambda what, tensor, rank, group, tag: (what, tensor, tag))
+    monkeypatch.setattr(torch.distributed, "batch_isend_irecv", lambda ops: ops)
+    named = {name: torch.zeros(1) for name in ("send_prev", "recv_prev", "send_next", "recv_next")}
+    ops = p2p_communication._batched_p2p_ops(
+        **{f"tensor_{name}": tensor for name, tensor in named.items()},
+        group=None, prev_pipeline_rank=1, next_pipeline_rank=1,
+    )  # fmt: skip
+    tag = {name: next(tag for _, tensor, tag in ops if tensor is mine) for name, mine in named.items()}
+    assert tag["send_next"] == tag["recv_prev"] != tag["send_prev"] == tag["recv_next"]
+    none = dict.fromkeys((f"tensor_{name}" for name in named), None)
+    assert p2p_communication._batched_p2p_ops(**none, group=None, prev_pipeline_rank=1, next_pipeline_rank=1) == []
+
+
+def stage(rank, folder):
+    """One of two stages that are each other's both neighbours: sends rank + 10 forward, rank + 20 back."""
+    import torch.distributed as dist
+    from megatron.core.pipeline_parallel import p2p_communication
+
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    from_prev, from_next = torch.zeros(1), torch.zeros(1)
+    requests = p2p_communication._batched_p2p_ops(
+        tensor_send_prev=torch.tensor([rank + 20.0]), tensor_recv_prev=from_prev,
+        tensor_send_next=torch.tensor([rank + 10.0]), tensor_recv_next=from_next,
+        group=dist.group.WORLD, prev_pipeline_rank=1 - rank, next_pipeline_rank=1 - rank,
+    )  # fmt: skip
+    for request in requests:
+        request.wait()
+    (folder / f"{rank}").write_text(f"{from_prev.item()} {from_next.item()}")
+    dist.destroy_process_group()
+
+
+def test_between_two_stages_over_gloo(tmp_path):
+    context = torch.multiprocessing.get_context("fork")
+    stages = [context.Process(target=stage, args=(rank, tmp_path), daemon=True) for rank in range(2)]
+    for one in stages:
+        one.start()
+    for one in stages:
+        one.join(60)
+        assert one.exitcode == 0
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["11.0 21.0", "10.0 20.0"]

@@ -30,9 +30,7 @@ def main(
     optimizer: Annotated[str, typer.Option(help="plain, or distributed: what the script builds.")] = "plain",
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: one result whatever fails.")] = False,
     buddy: Annotated[bool, typer.Option("--buddy", help="Distributed: each shard is copied to another node.")] = False,
-    buddy_every: Annotated[
-        int, typer.Option(help="The same every so many iterations, beside the training.", min=0)
-    ] = 0,
+    buddy_every: Annotated[int, typer.Option(help="The same every so many iterations, beside it.", min=0)] = 0,
     micro_batches: Annotated[int, typer.Option(help="Of one iteration, for the whole task; default 4 a replica.")] = 0,
     micro_batch: Annotated[int, typer.Option(help="Samples in one.")] = 1,
     checkpoint_dir: Annotated[str, typer.Option()] = "",
@@ -70,10 +68,8 @@ def main(
     allocation = slurm.allocation(os.environ)
     agents = _agents(agents, len(allocation.nodes) if allocation else 0)
     is_managed = seems_managed(command) if managed is None else managed
-    layout = _layout(
-        world_layout(agents * slots, tp, pp, micro_batch, micro_batches), optimizer, exact=exact,
-        buddy=buddy, buddy_every=buddy_every,
-    )  # fmt: skip
+    layout = world_layout(agents * slots, tp, pp, micro_batch, micro_batches)
+    layout = _layout(layout, optimizer, exact=exact, buddy=buddy, buddy_every=buddy_every)
     job = Job(
         name=name or _name(script[0]),
         command=command,

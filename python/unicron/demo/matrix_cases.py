@@ -54,7 +54,6 @@ ROWS = (
     Row("1,2,2-interleaved", 1, 2, 2, variant=Variant(virtual_pp=2)),
     Row("1,1,4-bf16", 1, 1, 4, variant=Variant(bf16=True)),
     Row("2,1,2-sequence-dropout", 2, 1, 2, variant=Variant(sequence_parallel=True, dropout=0.1)),
-    Row("1,2,2-experts", 1, 2, 2, variant=Variant(experts=4)),
     Row("2,1,2-distributed-bf16", 2, 1, 2, sharded=True, variant=Variant(bf16=True)),
     Row("1,1,4-distributed-buddy", 1, 1, 4, sharded=True, buddy=True),
     Row("1,1,4-distributed-buddy-3", 1, 1, 4, sharded=True, buddy=True, buddy_every=3),
@@ -76,12 +75,15 @@ class Case:
     replicas_min: int = 1
     sharded_only: bool = False
     inside_only: bool = False  # something is between the ranks of a replica
+    buddy_only: bool = False  # shards are copied
 
     def fits(self, layout: Layout) -> bool:
         if layout.dp < max(self.replicas_min, 2 if self.again else 1):
             return False
         if self.replicas_min > 1 and layout.sharded:
             return False  # its state has one holder
+        if self.buddy_only and not layout.buddy:
+            return False
         return (layout.sharded or not self.sharded_only) and (layout.replica_size > 1 or not self.inside_only)
 
     def shares_of(self, layout: Layout) -> float:
@@ -136,6 +138,7 @@ REPLACE = (
     Case("save", "kill", "save"),
     Case("again-while-healing", "kill", "compute", "middle", shares=2.0, again="heal"),
     Case("corrupt-transfer", "kill", "step", again="fetch", again_fault="corrupt", again_incidents=0, replicas_min=3),
+    Case("corrupt-copy", "corrupt", "buddy", buddy_only=True),
     Case("scribbled-source", "kill", "step", shares=2.0, again="heal", again_fault="scribble", replicas_min=3),
     Case("source-killed", "kill", "step", shares=2.0, again="fetch", replicas_min=3),
     Case("exception-reduce", "exception", "reduce", 1, shares=0),

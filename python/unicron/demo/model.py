@@ -73,7 +73,7 @@ def build(layout: Layout, variant: Variant = PLAIN) -> tuple[Any, Any, Any]:
 
 def build_chunk(config: TransformerConfig, stage: int | None) -> GPTModel:
     """stage: the chunk's number in an interleaved pipeline."""
-    spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts)
+    spec = get_gpt_layer_local_spec()
     return GPTModel(
         config,
         with_marked_norms(spec, config) if config.sequence_parallel else spec,
@@ -125,20 +125,8 @@ def transformer_config(layout: Layout, variant: Variant = PLAIN) -> TransformerC
         attention_dropout=variant.dropout,
         hidden_dropout=variant.dropout,
         calculate_per_token_loss=True,
-        **(experts(variant.experts) if variant.experts else {}),
         **{**megatron_cpu.CONFIG, "use_cpu_initialization": not torch.cuda.is_available()},
     )
-
-
-def experts(number: int) -> dict[str, Any]:
-    """Of each layer; every rank has all of them. No auxiliary loss: it is a mean over each micro-batch's tokens."""
-    return {
-        "num_moe_experts": number,
-        "moe_router_topk": 2,
-        "moe_router_load_balancing_type": "none",
-        "moe_token_dispatcher_type": "allgather",
-        "add_bias_linear": False,
-    }
 
 
 def build_scheduler(optimizer: Any, layout: Layout) -> OptimizerParamScheduler:

@@ -120,7 +120,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--virtual-pp", type=int, default=1, help="model chunks a rank: an interleaved pipeline")
-    parser.add_argument("--experts", type=int, default=0, help="of each layer, two of them a token")
     parser.add_argument("--poison", type=numbers, default=(), help="rank,iteration,micro-batch")
     unmanaged = parser.add_argument_group("without unicron (under it the task says them)")
     unmanaged.add_argument("--tp", type=int, default=1)

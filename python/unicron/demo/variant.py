@@ -13,7 +13,6 @@ class Variant:
     sequence_parallel: bool = False  # where tp > 1
     dropout: float = 0.0
     virtual_pp: int = 1  # model chunks a rank; above 1 the pipeline is interleaved
-    experts: int = 0  # of each layer, all of them on each rank (ep 1); 0: an ordinary MLP
 
     def arguments(self) -> list[str]:
         """Of the script's command line."""

@@ -47,12 +47,29 @@ def check_config(config: Any) -> None:
         if size > 1:
             raise ParallelismRefused(
                 f"TransformerConfig.{name} is {size}: {what} parallelism cannot be healed in this version; set it to 1 "
-                f"(tp, pp and dp can be as they like{', experts are then whole on each rank' * (what == 'expert')})"
+                "(tp, pp and dp can be as they like)"
             )
+    _check_pipeline(config)
     if not getattr(config, "calculate_per_token_loss", False):
         raise PerTokenLossRequired(
             "TransformerConfig.calculate_per_token_loss is False: set it to True and return (sum, tokens, dict) "
             "from loss_func; a mean of means depends on the data-parallel width"
+        )
+
+
+def _check_pipeline(config: Any) -> None:
+    """Of two stages, which are each other's both neighbours."""
+    if getattr(config, "pipeline_model_parallel_size", 1) != 2:
+        return
+    if not getattr(config, "batch_p2p_comm", True):
+        raise ParallelismRefused(
+            "TransformerConfig.batch_p2p_comm is False with two pipeline stages: Megatron then sends over the group of "
+            "all ranks, which a failure anywhere ends; set batch_p2p_comm=True and overlap_p2p_comm=False"
+        )
+    if getattr(config, "virtual_pipeline_model_parallel_size", None) and torch.cuda.is_available():
+        raise ParallelismRefused(
+            "an interleaved pipeline of two stages: NCCL takes what goes forward and what goes back for one another; "
+            "use pp of 3 or more, or leave virtual_pipeline_model_parallel_size out"
         )
 
 

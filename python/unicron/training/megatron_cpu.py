@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 CPU = torch.device("cpu")
+FORWARD, BACKWARD = 1, 2  # tags of what passes between the stages of a pipeline
 
 # What a TransformerConfig must say on a CPU: every value switches off something that exists as a
 # CUDA kernel only. get_megatron_optimizer also wants use_gloo_process_groups=False where
@@ -171,6 +172,33 @@ def _distributed_optimizer_load() -> None:
     DistributedOptimizer._set_main_param_and_optimizer_states = put
 
 
+def _pipeline_tags() -> None:
+    """p2p_communication.py:16 [17] posts both directions at once. In an interleaved pipeline of two stages both
+    neighbours are one rank, and gloo matches by sender and tag in order: an activation would be taken for a gradient
+    of the same shape, silently. (Megatron's own arguments want more than two stages there.)"""
+    import megatron.core.pipeline_parallel.p2p_communication as p2p
+
+    def exchange(
+        *, tensor_send_prev: Any, tensor_recv_prev: Any, tensor_send_next: Any, tensor_recv_next: Any, group: Any,
+        prev_pipeline_rank: int, next_pipeline_rank: int,
+    ) -> list[Any]:  # fmt: skip
+        send, receive = torch.distributed.isend, torch.distributed.irecv
+        wanted = (
+            (send, tensor_send_prev, prev_pipeline_rank, BACKWARD),
+            (receive, tensor_recv_prev, prev_pipeline_rank, FORWARD),
+            (send, tensor_send_next, next_pipeline_rank, FORWARD),
+            (receive, tensor_recv_next, next_pipeline_rank, BACKWARD),
+        )
+        ops = [
+            torch.distributed.P2POp(what, tensor, rank, group, tag)
+            for what, tensor, rank, tag in wanted
+            if tensor is not None
+        ]
+        return torch.distributed.batch_isend_irecv(ops) if ops else []
+
+    p2p._batched_p2p_ops = exchange
+
+
 PATCHES: tuple[Callable[[], None], ...] = (
     _current_device,
     _factory,
@@ -180,4 +208,5 @@ PATCHES: tuple[Callable[[], None], ...] = (
     _synchronize,
     _stream,
     _distributed_optimizer_load,
+    _pipeline_tags,
 )
