@@ -4,7 +4,7 @@
 #   make test         check, then all tests            make check        lint, types, tidy, formatting
 #   make sim          the simulator, 500 seeds         make matrix       every failure point x layout, resumable
 #   make leaders      several coordinators, killed, frozen and cut off, resumable (ROUNDS=50 SEED=1)
-#   make fuzz         bytes that nobody should send, at decoders and sockets (MINUTES=60); adds up in bench/results
+#   make fuzz         bytes that nobody should send, at decoders and sockets (FUZZ_MINUTES=60)
 #   make healthy      a million simulated iterations that must raise no alarm
 #   make soak         an hour of real training on a loaded machine that must raise none (SOAK_MINUTES=60)
 #   make swarm        20,000 seeds, resumable, into bench/results/swarm.json (MINUTES=... ends it earlier)
@@ -112,9 +112,9 @@ leaders: setup $(VENV)/.servers
 	PYTHONPATH=tests/support $(BIN)/python -m leader_rounds --rounds $(ROUNDS) --seed $(SEED) \
 	  --record bench/results/leaders.json --minutes $(MINUTES)
 
+FUZZ_MINUTES := 60
 fuzz: setup
-	PYTHONPATH=tests/support $(BIN)/python -m wire_fuzz --minutes $(if $(filter command line,$(origin MINUTES)),$(MINUTES),60) \
-	  --record bench/results/fuzz.json
+	PYTHONPATH=tests/support $(BIN)/python -m wire_fuzz --minutes $(FUZZ_MINUTES) --record bench/results/fuzz.json
 
 # Every failure point at every layout; what passed is kept and not run again.
 matrix: setup

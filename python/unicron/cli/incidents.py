@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,9 @@ COLUMNS = (
 def main(
     incident: Annotated[str, typer.Argument(metavar="[ID]", help="One incident in full.")] = "",
     task: Annotated[str, typer.Option(help="Only those of this task.")] = "",
+    log_dir: Annotated[
+        Path | None, typer.Option("--log-dir", help="Of a `unicron run` that is over; or a coordinator's journal.db.")
+    ] = None,
     coordinator: Coordinator = "",
     keys: Keys = "",
     json: Json = False,
@@ -35,17 +39,30 @@ def main(
     """What failed, why, what was decided, what it cost.
 
     Example: unicron incidents i3
+    Example: unicron incidents --log-dir unicron-logs
     """
     from unicron.runtime.client import from_environment
 
-    with from_environment(coordinator, keys) as client:
-        found = client.ask("incidents", id=incident, task=task)
+    if log_dir is not None:
+        found = kept_incidents(log_dir, incident, task)
+    else:
+        with from_environment(coordinator, keys) as client:
+            found = client.ask("incidents", id=incident, task=task)
     if json:
         print_json({"incidents": found})
     elif incident:
         show(found[0])
     else:
         print_table(map(row_of, found), COLUMNS, "no incidents", "detect, decide, resume: ms since the fault")
+
+
+def kept_incidents(place: Path, incident: str, task: str) -> list[dict[str, Any]]:
+    """Of a journal whose coordinator has ended."""
+    from unicron.runtime.kept_journal import find_journal, read_state
+    from unicron.runtime.requests import incidents_view
+
+    state, now_ms = read_state(find_journal(place))
+    return incidents_view(state, now_ms, task=task, id=incident)
 
 
 def row_of(incident: dict[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,9 @@ def main(
     Example: unicron submit job.yaml
     """
     from unicron.runtime.client import from_environment
-    from unicron.runtime.job_file import load_job
+    from unicron.runtime.job_file import load_job, refuse_missing_script
 
-    load_job(job)  # what is wrong with the file is said without a coordinator, too
+    refuse_missing_script(load_job(job))  # what is wrong with the file is said without a coordinator, too
     with from_environment(coordinator, keys, adds_tasks=True) as client:
         wish = load_job(job, gpu=str(client.ask("ping").get("gpu", "")))
         result = client.ask("submit", job=wish)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,6 +105,14 @@ def load_job(path: Path, gpu: str = "") -> dict[str, Any]:
     except FileProblem as problem:
         raise FileProblem(f"{path}: {problem}") from None
     return dict(msgspec.to_builtins(job))
+
+
+def refuse_missing_script(job: Mapping[str, Any]) -> None:
+    """Said before it is submitted, and not by every worker in turn. A folder that only the nodes have is not judged."""
+    folder = Path(job["cwd"])
+    script = next((word for word in job["command"][1:2] if word.endswith(".py")), "")
+    if script and folder.is_dir() and not (folder / script).is_file():
+        raise FileProblem(f"command: no {script} in {folder}, where relative paths begin (cwd, else the file's folder)")
 
 
 def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:

@@ -155,9 +155,17 @@ class LocalCluster:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 daemon.wait(STOP_S_MAX)
         self._daemons.clear()
+        self._keep_journal()
         shutil.rmtree(self.directory, ignore_errors=True)
         self._end_lifeline()
         return left
+
+    def _keep_journal(self) -> None:
+        """Beside the daemons' logs, where these outlive the cluster: `unicron incidents --log-dir` reads it."""
+        if self.state == self.directory and not self.log_dir.is_relative_to(self.directory) and self.log_dir.is_dir():
+            for path in self.directory.glob("journal.db*"):
+                with contextlib.suppress(OSError):
+                    shutil.move(path, self.log_dir / path.name)
 
     def _terminate(self, names: Sequence[str]) -> None:
         daemons = [self._daemons[name] for name in names if name in self._daemons]

@@ -144,6 +144,11 @@ def find_task(state: State, name: str) -> TaskState:
     return task
 
 
+def incidents_view(state: State, now_ms: float, **wish: Any) -> list[dict[str, Any]]:
+    """wish: task, id. RequestProblem when there is no such incident."""
+    return _incidents(_Incidents(**wish), state, now_ms)
+
+
 def _incidents(wish: _Incidents, state: State, now_ms: float) -> list[dict[str, Any]]:
     chosen = [
         incident
