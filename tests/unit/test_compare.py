@@ -368,10 +368,10 @@ def test_every_scenario_can_be_made_at_every_layout(sizes):
             assert 0 <= fault.rank < layout.world_size
             assert fault.iteration < scenario.iterations
         for act in scenario.acts:
-            assert -1 <= act.node < dp
+            assert -1 <= act.node < dp and -1 <= act.replica < dp
     holders = scenarios.make("checkpoint", layout).faults
     assert {layout.replica_of(f.rank) for f in holders} == set(range(dp))
-    assert "random-kills" not in scenarios.in_all() and len(scenarios.in_all()) == 19
+    assert "random-kills" not in scenarios.in_all() and len(scenarios.in_all()) == 21
 
 
 def test_random_kills_are_a_function_of_the_seed():

@@ -160,7 +160,8 @@ class CheckpointSaved(_Entry, frozen=True):
 
 
 class TransitionMeasured(_Entry, frozen=True):
-    """From the decision until the task trained again. kind: start | stop | shrink | grow | restart."""
+    """From the decision until the task trained again. kind: start | stop | shrink | grow | restart | standby | move |
+    reshape."""
 
     kind: str
     seconds: float

@@ -7,6 +7,7 @@ every leaver has a line to its joiner. Who is announced a newer epoch gives up w
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -25,6 +26,8 @@ from unicron.training.watched_group import Helpers, WatchedGroup
 from unicron.types import Rank
 
 HEADER_BYTES = 512
+#: For measurements (bench/bench_moves.py): what is done at the switch, or not at all, instead of beforehand.
+LEFT_OUT = frozenset(os.environ.get("UNICRON_MOVES_WITHOUT", "").split(","))  # groups, warm-up
 
 
 class MoveOver(RuntimeError):
@@ -91,7 +94,7 @@ class Preparation:
                     group[0], self._helpers, lambda: "shut" if self.is_over() else "whole", self._link.pulse
                 )
                 count += 1
-            if not self.is_leaver:
+            if not self.is_leaver and "groups" not in LEFT_OUT:
                 count += self._groups.prepare(plan, store, self._how())
             return count
         finally:

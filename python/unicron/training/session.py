@@ -40,7 +40,7 @@ from unicron.training.exceptions import describe
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.memory import StateMemory, force_optimizer_state
-from unicron.training.moving import Preparation, say_late
+from unicron.training.moving import LEFT_OUT, Preparation, say_late
 from unicron.training.overlap import take_over
 from unicron.training.rehearsal import rehearse
 from unicron.training.reshard.atlas import atlas_of
@@ -158,7 +158,8 @@ class Session:
     @property
     def rehearses(self) -> bool:
         """Is this run of the script only to warm its process up? Then nothing it would record is of any iteration."""
-        return bool(self._link.welcome.warm_up and self._is_waiting and not _Process.is_warm and not gpu.has_gpu())
+        is_asked = self._link.welcome.warm_up and "warm-up" not in LEFT_OUT
+        return bool(is_asked and self._is_waiting and not _Process.is_warm and not gpu.has_gpu())
 
     def _open_gpu(self, device: int) -> None:
         """What the script builds until manage() is born in this GPU's arena; an understudy's has no memory."""
