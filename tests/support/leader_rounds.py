@@ -200,7 +200,8 @@ class Rounds:
         for task in TASKS:
             eventually(functools.partial(all_known, task), TAKEN_OVER_S_MAX)
         eventually(lambda: all(now > iterations[task] for task, now in self._iterations().items()))
-        incidents = cluster.patiently("incidents")
+        found = cluster.patiently("incidents")
+        incidents = [i for i in found if i["severity"] != "INFO"]  # a busy machine makes ranks slow, which is only told
         assert incidents == [], "\n".join(f"{i['id']} {i['severity']} {i['task']}: {i['cause']}" for i in incidents)
         known = {task["task"] for task in cluster.patiently("ps")}
         assert known >= {*TASKS, *self._orders}, sorted({*self._orders} - known)

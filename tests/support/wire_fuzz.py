@@ -293,7 +293,7 @@ class Sockets:
 
         eventually(goes_on, ANSWER_S_MAX)
         assert {w.pid for w in self.cluster.workers(self.task)} == self.pids
-        incidents = self.cluster.incidents(self.task)
+        incidents = [i for i in self.cluster.incidents(self.task) if i["severity"] != "INFO"]  # slow: only told
         assert incidents == [], incidents[0]["cause"]
 
 

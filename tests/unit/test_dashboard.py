@@ -9,6 +9,7 @@ import select
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from several import Cluster
 from unicron.messages import WorkerStatus
 from unicron.runtime.dashboard import COOKIE, VIEWERS_MAX, Dashboard, DashboardProblem
 from unicron.runtime.dashboard_settings import DashboardSettings
-from unicron.runtime.dashboard_view import Snapshot, difference, snapshot
+from unicron.runtime.dashboard_view import SLICE, Looks, Snapshot, difference
 from unicron.types import Stage
 
 TOKEN = "0123456789abcdef0123456789"
@@ -197,15 +198,28 @@ def test_the_view_of_a_cluster() -> None:
     state = cluster.machine.state
     worker = state.tasks["a"].plan.members[0].worker  # type: ignore[union-attr]
     seen = {worker: WorkerStatus("a", worker, 1, 9, 0, False, True, 1, Stage.COMPUTE, 7, loss=1.5)}
-    first = snapshot(state, seen, 10.0)
+    looks = Looks()
+    first = looks.look(state, seen, 10.0)
     assert sum(len(node[2]) for node in first["nodes"].values()) == 3
     assert {tuple(slot[::2]) for node in first["nodes"].values() for slot in node[2]} == {("a", "training")}
     assert sorted(slot[1] for node in first["nodes"].values() for slot in node[2]) == [0, 1, 2]
     assert first["tasks"]["a"]["loss"] == 1.5 and first["tasks"]["a"]["slots"] == 3
     json.dumps(first)
-    assert difference(first, {**snapshot(state, seen, 10.0), "cluster": {**first["cluster"], "now_ms": 11.0}}) == {}
+    assert difference(first, {**looks.look(state, seen, 10.0), "cluster": {**first["cluster"], "now_ms": 11.0}}) == {}
     cluster.lose("n1")
-    second = snapshot(state, seen, 12.0)
+    second = looks.look(state, seen, 12.0)
     change = difference(first, second)
     assert change["nodes"]["n1"][0] == "lost" and change["incidents"] and change["cluster"]["slots"] == 2
     assert next(iter(second["incidents"].values()))["timeline"]
+
+
+def test_nodes_of_a_large_cluster_come_in_slices() -> None:
+    cluster = Cluster(nodes=2, slots=2)
+    cluster.run("a", 2)
+    state = cluster.machine.state
+    for index in range(3 * SLICE):
+        state.nodes[f"m{index}"] = replace(state.nodes["n0"], name=f"m{index}")
+    looks = Looks()
+    seen = [len(looks.look(state, {}, 1.0)["nodes"]) for _ in range(5)]
+    assert seen == [0, 0, 0, 3 * SLICE + 2, 3 * SLICE + 2]
+    assert looks.look(state, {}, 1.0)["tasks"]["a"]["slots"] == 2

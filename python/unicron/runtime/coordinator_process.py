@@ -182,9 +182,10 @@ class CoordinatorProcess:
 
     def _show(self, settings: DashboardSettings) -> None:
         from unicron.runtime.dashboard import Dashboard
-        from unicron.runtime.dashboard_view import snapshot
+        from unicron.runtime.dashboard_view import Looks
 
-        self._dashboard = Dashboard(settings, lambda: snapshot(self._machine.state, self._seen, self._now_ms()))
+        looks = Looks()
+        self._dashboard = Dashboard(settings, lambda: looks.look(self._machine.state, self._seen, self._now_ms()))
 
     def _make_router(self, secret: str) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)

@@ -6,7 +6,7 @@ processes, why], where a held slot is [task, rank, state].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -17,6 +17,7 @@ from unicron.runtime.views import cluster_view, incident_view, task_view
 
 INCIDENTS_MAX = 200  # the newest, and all that are open
 WAF_POINTS_MAX = 240
+SLICE = 4096  # workers, or nodes, of one look
 TASK_FIELDS = (
     "task", "phase", "slots", "target", "weight", "iteration", "ettr", "waf", "why", "epoch", "layout", "outcome",
     "cause", "open_incidents", "restarts", "leaving",
@@ -25,13 +26,33 @@ TASK_FIELDS = (
 Snapshot = dict[str, Any]
 
 
-def snapshot(state: State, seen: Mapping[str, WorkerStatus], now_ms: float) -> Snapshot:
+class Looks:
+    """One snapshot after the other. Of a large cluster the nodes come in slices, one a look, so that no look holds up
+    the loop; incidents and tasks are new in each."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, list[Any]] = {}
+        self._under_way: Generator[None, None, dict[str, list[Any]]] | None = None
+
+    def look(self, state: State, seen: Mapping[str, WorkerStatus], now_ms: float) -> Snapshot:
+        if self._under_way is None:
+            self._under_way = _nodes_in_slices(state)
+        try:
+            next(self._under_way)
+        except StopIteration as whole:
+            self._nodes, self._under_way = whole.value, None
+        return snapshot(state, seen, now_ms, self._nodes)
+
+
+def snapshot(
+    state: State, seen: Mapping[str, WorkerStatus], now_ms: float, nodes: dict[str, list[Any]]
+) -> Snapshot:
     cluster = cluster_view(state, now_ms)
     cluster["waf_over_time"] = cluster["waf_over_time"][-WAF_POINTS_MAX:]
     return {
         "cluster": cluster,
         "tasks": {task.name: _task(task, state, seen, now_ms) for task in state.tasks.values()},
-        "nodes": _nodes(state),
+        "nodes": nodes,
         "incidents": {i.id: incident_view(i, state, now_ms) for i in _shown(state)},
     }
 
@@ -58,25 +79,32 @@ def _members(task: TaskState) -> set[str]:
     return {member.worker for member in task.plan.members} if task.plan else set()
 
 
-def _nodes(state: State) -> dict[str, list[Any]]:
-    held: dict[str, list[list[Any]]] = {name: [] for name in state.nodes}
-    warm = dict.fromkeys(state.nodes, 0)
-    for task in state.tasks.values():
+def _nodes_in_slices(state: State) -> Generator[None, None, dict[str, list[Any]]]:
+    nodes = [*state.nodes.values()]
+    held: dict[str, list[list[Any]]] = {node.name: [] for node in nodes}
+    warm = dict.fromkeys(held, 0)
+    count = 0
+    for task in [*state.tasks.values()]:
         members = _members(task)
-        for worker in task.workers.values():
+        for worker in [*task.workers.values()]:
+            count += 1
+            if count % SLICE == 0:
+                yield
             if worker.node not in held:
                 continue
             if worker.purpose is Purpose.UNDERSTUDY and worker.name not in members:
                 warm[worker.node] += 1
             else:
                 held[worker.node].append([task.name, worker.rank, _condition(worker, task)])
-    return {
-        name: [
-            _node_condition(node), max(node.slots - len(held[name]), 0), sorted(held[name]), warm[name],
-            node.why_drained,
-        ]
-        for name, node in state.nodes.items()
-    }  # fmt: skip
+    found: dict[str, list[Any]] = {}
+    for node in nodes:
+        count += 1
+        if count % SLICE == 0:
+            yield
+        here = held[node.name]
+        free = max(node.slots - len(here), 0)
+        found[node.name] = [_node_condition(node), free, sorted(here), warm[node.name], node.why_drained]
+    return found
 
 
 def _node_condition(node: NodeState) -> str:

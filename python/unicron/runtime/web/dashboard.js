@@ -120,7 +120,7 @@ function drawWaf(points) {
 
 const hues = new Map();  // a task keeps its colour as long as the page lives
 function hue(task) {
-  if (!hues.has(task)) hues.set(task, Math.round(hues.size * 137.508) % 360);
+  if (!hues.has(task)) hues.set(task, Math.round(210 + hues.size * 137.508) % 360);
   return hues.get(task);
 }
 const LIGHT = {training: 48, recovering: 70, starting: 82, ending: 88, hurt: 35};
