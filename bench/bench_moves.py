@@ -126,9 +126,16 @@ def main() -> int:
     )  # fmt: skip
     samples: dict[str, list[float]] = {way: [] for way in WAYS}
     firsts: dict[str, list[float]] = {way: [] for way in WAYS}
-    with tempfile.TemporaryDirectory() as top, LocalCluster(
-        num_agents=dp + 1, slots=layout.replica_size, understudies=0, imports=runner.IMPORTS, log_dir=Path(top) / "logs"
-    ) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as top,
+        LocalCluster(
+            num_agents=dp + 1,
+            slots=layout.replica_size,
+            understudies=0,
+            imports=runner.IMPORTS,
+            log_dir=Path(top) / "logs",
+        ) as cluster,
+    ):
         reference = Run(layout, "", Path(top) / "0")
         reference.carry_out(cluster)
         for number in range(1, arguments.runs + 1):

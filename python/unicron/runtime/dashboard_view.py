@@ -44,9 +44,7 @@ class Looks:
         return snapshot(state, seen, now_ms, self._nodes)
 
 
-def snapshot(
-    state: State, seen: Mapping[str, WorkerStatus], now_ms: float, nodes: dict[str, list[Any]]
-) -> Snapshot:
+def snapshot(state: State, seen: Mapping[str, WorkerStatus], now_ms: float, nodes: dict[str, list[Any]]) -> Snapshot:
     cluster = cluster_view(state, now_ms)
     cluster["waf_over_time"] = cluster["waf_over_time"][-WAF_POINTS_MAX:]
     return {
