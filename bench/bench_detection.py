@@ -25,6 +25,7 @@ from typing import Any
 import common
 import healthy
 import soak
+from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.job import Job
 from unicron.runtime.local_cluster import LocalCluster
 from unicron.types import Layout
@@ -35,6 +36,7 @@ VERDICT_S_MAX, WHOLE_S_MAX = 60.0, 60.0
 SETTLE_ITERATIONS = 70  # of every member after a change: what is usual is known again, also to who compares ranks
 TOGETHER_ITERATIONS = 5  # where nothing is compared with what is usual: all train together again
 POLL_S = 0.02
+NEVER_RESTS = CoordinatorConfig(flaps_max=1_000_000)  # else a node that is lost for every run would soon be left out
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,9 @@ def slow_rank(task: Task) -> tuple[float, int]:
 def measure(bench: common.Bench, runs: int, micro_batch_ms: float, only: str) -> None:
     with tempfile.TemporaryDirectory(prefix="unicron-bench-") as name:
         folder = Path(name)
-        with LocalCluster(NODES, 1, 1, imports="unicron._core,unicron.faults.perform", log_dir=folder / "d") as cluster:
+        with LocalCluster(
+            NODES, 1, 1, imports="unicron._core,unicron.faults.perform", log_dir=folder / "d", coordinator=NEVER_RESTS
+        ) as cluster:
             for is_large in (False, True):
                 cases = [c for c in CASES if c.is_large == is_large and only in c.name]
                 if not cases and (is_large or only not in "slow rank, agent stopped"):

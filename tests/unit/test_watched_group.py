@@ -22,6 +22,7 @@ import torch.distributed as dist
 from unicron import _core
 from unicron.training.watched_group import COLLECTIVE_TIMEOUT, Helpers, LostOperation, WatchedGroup
 
+SENDS_MAX = 8
 LARGE = 16 << 20  # bytes; more than fits into the buffers of a socket, so the operation is under way for long
 
 PEER = f"""
@@ -84,7 +85,9 @@ def make(tmp_path: Path) -> Iterator[Callable[[str], Pair]]:
     pairs: list[Pair] = []
 
     def make_one(what: str) -> Pair:
-        pairs.append(Pair(tmp_path, what))
+        folder = tmp_path / str(len(pairs))
+        folder.mkdir()
+        pairs.append(Pair(folder, what))
         return pairs[-1]
 
     yield make_one
@@ -140,16 +143,24 @@ def test_an_operation_under_way_when_the_group_is_shut(make: Callable[[str], Pai
 
 
 def test_gloo_still_loses_a_send_under_way(make: Callable[[str], Pair]) -> None:
-    """When this fails, gloo was mended and watched_group.py can go."""
-    pair = make("receive")
-    kept_for_ever(pair)
-    work = pair.group.backend.send([tensor()], 1, 0)
-    pair.wait_stopped()
-    pair.monitor.shut_groups([0])
-    lost = WatchedGroup(pair.group.backend, Helpers(), lambda: pair.monitor.group_state(1), pair.pulse)
-    with pytest.raises(LostOperation, match="send does not end although the group is shut"):
-        lost.wait_transfer(work, "send")
-    assert lost.lost
+    """Not always: the peer may have read everything before it stopped. When this fails, gloo was mended and
+    watched_group.py can go."""
+    for _ in range(SENDS_MAX):
+        pair = make("receive")
+        kept_for_ever(pair)
+        work = pair.group.backend.send([tensor()], 1, 0)
+        pair.wait_stopped()
+        pair.monitor.shut_groups([0])
+        lost = WatchedGroup(pair.group.backend, Helpers(), lambda: pair.monitor.group_state(1), pair.pulse)
+        try:
+            lost.wait_transfer(work, "send")
+        except LostOperation as problem:
+            assert "send does not end although the group is shut" in str(problem)
+            assert lost.lost
+            return
+        except RuntimeError:
+            continue  # gloo told it, this time
+    pytest.fail(f"none of {SENDS_MAX} sends under way was lost")
 
 
 @pytest.mark.parametrize("what", ["receive", "allreduce"])
