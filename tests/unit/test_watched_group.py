@@ -142,10 +142,14 @@ def test_an_operation_under_way_when_the_group_is_shut(make: Callable[[str], Pai
         group.allreduce([tensor()], dist.AllreduceOptions()).wait()
 
 
-def ending(group: WatchedGroup, work: Any) -> str:
+def ending(pair: Pair, work: Any) -> str:
     """What waiting for a send says; '' when it was sent."""
+    group = WatchedGroup(pair.group.backend, Helpers(), lambda: pair.monitor.group_state(1), pair.pulse)
     try:
         group.wait_transfer(work, "send")
+    except LostOperation as problem:
+        assert group.lost
+        return str(problem)
     except RuntimeError as problem:
         return str(problem)
     return ""
@@ -160,9 +164,7 @@ def test_gloo_still_loses_a_send_under_way(make: Callable[[str], Pair]) -> None:
         work = pair.group.backend.send([tensor()], 1, 0)
         pair.wait_stopped()
         pair.monitor.shut_groups([0])
-        lost = WatchedGroup(pair.group.backend, Helpers(), lambda: pair.monitor.group_state(1), pair.pulse)
-        if "send does not end although the group is shut" in ending(lost, work):
-            assert lost.lost
+        if "send does not end although the group is shut" in ending(pair, work):
             return
     pytest.fail(f"none of {SENDS_MAX} sends under way was lost")
 
