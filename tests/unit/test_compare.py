@@ -278,6 +278,13 @@ def test_the_first_differing_iteration_counts_whatever_the_incident_says(tmp_pat
     assert "the gradient differs by 8.00 eps" in said
 
 
+def test_an_incident_without_an_iteration_is_that_of_the_act(healed, reference):
+    """Who was lost with its node could not say where it was; all gradients are the reference's."""
+    lost = incident(fault="node lost", severity="SEV1", iteration=-1)
+    result = verdict(healed, reference, name="node-standby", incidents=[lost])
+    assert result["gradient"] == {"healed_max_rel_diff": 0.0}
+
+
 def test_a_resized_run_beyond_4_eps(tmp_path, reference):
     folder = resized(tmp_path, factor=8.0)
     said = reasons(folder, reference, name="node-lost", incidents=[incident(**NODE_LOST)])

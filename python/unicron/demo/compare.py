@@ -119,7 +119,7 @@ def first_interrupted(run: Run, reference: Run, scenario: Scenario, observed: Ob
 
     Armed faults say it themselves. For acts on the cluster it is the first iteration whose reduced
     gradient is not bit for bit the reference's (up to the failure all are); where all are equal,
-    the incident's."""
+    the incident's, or the one after which the cluster was acted on."""
     armed = [fault.iteration for fault in scenario.faults if fault.iteration >= 0]
     if armed:
         return min(armed)
@@ -127,7 +127,8 @@ def first_interrupted(run: Run, reference: Run, scenario: Scenario, observed: Ob
         if not np.array_equal(run.gradient(iteration, rank), reference.gradient(iteration, rank)):
             return iteration
     told = [i["iteration"] for i in observed.incidents if i.get("iteration", -1) >= 0]
-    return min(told) if told else None
+    acted = [act.after + 1 for act in scenario.acts if act.after + 1 in scenario.window]
+    return min(told or acted, default=None)
 
 
 def losses(run: Run, reference: Run, interrupted: int | None, end: int) -> dict[str, Any] | None:
