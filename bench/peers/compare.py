@@ -22,7 +22,7 @@ import numpy as np
 import common
 from peers import measure
 from peers.drive import Driver, Observed, carry_out
-from peers.record import COMPARED
+from peers.job import COMPARED
 from peers.systems import FAULTS, ROOT, SYSTEMS
 
 RESULTS = ROOT / "bench" / "results" / "peers"
@@ -40,7 +40,7 @@ def main() -> None:
     for number in range(arguments.runs):
         for system, setting, fault in cells(arguments):
             kept = [r for r in kept_rows(arguments.into, system) if (r["setting"], r["fault"]) == (setting, fault)]
-            has_reference = fault != "none" or setting != REFERENCE_SETTING or reference_of(system).exists()
+            has_reference = fault != "none" or setting != REFERENCE_SETTING or is_reference(reference_of(system))
             if len(kept) > number and not arguments.again and has_reference:
                 continue
             while arguments.pause and arguments.pause.exists():
@@ -128,6 +128,11 @@ def reference_of(system: str) -> Path:
     return REFERENCES / f"{system}.npz"
 
 
+def is_reference(path: Path) -> bool:
+    """Of as many iterations as are compared now."""
+    return path.exists() and len(np.load(path)["losses"]) == COMPARED
+
+
 def against_reference(system: str, setting: str, fault: str, folder: Path, observed: Observed) -> dict[str, Any]:
     """Final weights and losses against the system's own undisturbed run; that run keeps its own."""
     found = sorted(folder.glob("weights_*.npy"))
@@ -141,7 +146,7 @@ def against_reference(system: str, setting: str, fault: str, folder: Path, obser
             path.parent.mkdir(parents=True, exist_ok=True)
             np.savez(path, weights=weights, losses=losses)
         return {"losses": [round(loss, 6) for loss in losses], "parameters": len(weights)}
-    if not path.exists():
+    if not is_reference(path):
         return {}
     reference = np.load(path)
     return {

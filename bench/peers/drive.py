@@ -21,15 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peers import record, work
-from peers.systems import HERE, OUTER_FAULTS, REVIVE_S, STRUCK, Setting, System
+from peers import job
+from peers.systems import HERE, OUTER_FAULTS, STRUCK, Setting, System
 
-REACTION_S_MAX = 120.0  # no commit by then: written as such
-FULL_S_MAX = 45.0  # since the fault; a width that is not whole by then is written as such
-START_S_MAX = 150.0
+START_S_MAX = 300.0
 END_S_MAX = 20.0
 POLL_S = 0.03
-STEADY = (10, 45)  # iterations between which an undisturbed run's CPU time is taken
 # The first word of anybody about the fault, but for the struck rank's own.
 REACTION = re.compile(r"(?i)error|exception|fail|timed out|timeout|closing signal|abort|interrupt|restart|terminat")
 NOT_A_REACTION = re.compile(r"injected|\[rank2\]|^\s*raise |^\s*File ")
@@ -111,7 +108,7 @@ class Driver:
 
     def strike(self, fault: str) -> None:
         """A fault from outside, now."""
-        self.say("fault", record.FAULT_ITERATION, fault=fault)
+        self.say("fault", job.FAULT_ITERATION, fault=fault)
         if fault == "node":
             for name in self.system.node:
                 for pid in self._tree(self._processes[name].pid):
@@ -247,40 +244,40 @@ class Watch:
         if event["event"] != "commit":
             return
         self.newest = max(self.newest, event["i"])
-        if self.struck_at is None or event["t"] <= self.struck_at or event["i"] < record.FAULT_ITERATION:
+        if self.struck_at is None or event["t"] <= self.struck_at or event["i"] < job.FAULT_ITERATION:
             return
         self.next_commit_at = self.next_commit_at or event["t"]
         ranks = self._commits.setdefault(event["i"], {})
         ranks[event["rank"]] = event["world"]
-        if len(ranks) == work.WORLD_SIZE and set(ranks.values()) == {work.WORLD_SIZE} and self._settled(event["t"]):
+        if len(ranks) == job.WORLD_SIZE and set(ranks.values()) == {job.WORLD_SIZE} and self._settled(event["t"]):
             self.whole_at = self.whole_at or event["t"]
 
     def _settled(self, now: float) -> bool:
         """Of a fault from outside, an iteration that was nearly done does not show that the width is whole again."""
         assert self.struck_at is not None
-        return self.driver.fault not in OUTER_FAULTS or now > self.struck_at + REVIVE_S
+        return self.driver.fault not in OUTER_FAULTS or now > self.struck_at + job.REVIVE_S
 
     def _act(self) -> None:
         fault = self.driver.fault
         if fault == "none":
             self._count_cpu()
         elif fault in OUTER_FAULTS:
-            if self.struck_at is None and self.newest >= record.FAULT_ITERATION - 1:
+            if self.struck_at is None and self.newest >= job.FAULT_ITERATION - 1:
                 self.driver.strike(fault)
                 self.struck_at = time.monotonic()
-            elif self.struck_at and not self._revived and time.monotonic() > self.struck_at + REVIVE_S:
+            elif self.struck_at and not self._revived and time.monotonic() > self.struck_at + job.REVIVE_S:
                 self._revived = True
                 self.driver.revive(fault)
 
     def _count_cpu(self) -> None:
-        if self._cpu_before is None and self.newest >= STEADY[0]:
+        if self._cpu_before is None and self.newest >= job.STEADY[0]:
             self._cpu_before = (self.driver.cpu_s(), self.newest)
-        elif self._cpu_before and self.cpu is None and self.newest >= STEADY[1]:
+        elif self._cpu_before and self.cpu is None and self.newest >= job.STEADY[1]:
             seconds, iteration = self._cpu_before
             self.cpu = (self.driver.cpu_s() - seconds, self.newest - iteration)
 
     def _status(self) -> str:
-        now, compared = time.monotonic(), self.newest >= record.COMPARED + 1
+        now, compared = time.monotonic(), self.newest >= job.COMPARED + 1
         if self.driver.fault == "none":
             if self.cpu:
                 return "whole"
@@ -289,9 +286,9 @@ class Watch:
             return "did not start" if now > self.begun_at + START_S_MAX else self.driver.is_over()
         if self.whole_at is not None and compared and self.newest > min(i for i in self._commits) + 2:
             return "whole"
-        if self.next_commit_at is None and now > self.struck_at + REACTION_S_MAX:
+        if self.next_commit_at is None and now > self.struck_at + job.REACTION_S_MAX:
             return "no reaction"
-        if self.next_commit_at is not None and now > max(self.next_commit_at, self.struck_at) + FULL_S_MAX:
+        if self.next_commit_at is not None and now > max(self.next_commit_at, self.struck_at) + job.FULL_S_MAX:
             return "not whole"
         return self.driver.is_over()
 

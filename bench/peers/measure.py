@@ -15,8 +15,8 @@ import statistics
 from collections import defaultdict
 from typing import Any
 
-from peers import work
-from peers.record import COMPARED, FAULT_ITERATION
+from peers import job
+from peers.job import COMPARED, FAULT_ITERATION
 
 Event = dict[str, Any]
 
@@ -71,7 +71,7 @@ def full_world(after: list[Event], at: float) -> float | None:
         ranks[event["i"]].add(event["rank"])
         worlds[event["i"]].add(event["world"])
         times[event["i"]] = event["t"]
-    whole = {i for i in ranks if len(ranks[i]) == work.WORLD_SIZE and worlds[i] == {work.WORLD_SIZE}}
+    whole = {i for i in ranks if len(ranks[i]) == job.WORLD_SIZE and worlds[i] == {job.WORLD_SIZE}}
     # The newest iteration may be half said when a run is ended.
     counted = sorted(ranks)[:-1] if ranks and max(ranks) not in whole else sorted(ranks)
     if not counted or counted[-1] not in whole:
@@ -87,7 +87,7 @@ def begun_again(events: list[Event]) -> int:
     for event in events:
         if event["event"] == "forward":
             begun[event["i"], event["m"]] += 1
-    return work.MICRO_BATCH * sum(count - 1 for count in begun.values())
+    return job.MICRO_BATCH * sum(count - 1 for count in begun.values())
 
 
 def samples_lost(after: list[Event]) -> int:
@@ -95,7 +95,7 @@ def samples_lost(after: list[Event]) -> int:
     tokens: dict[int, float] = {}
     for event in after:
         tokens[event["i"]] = max(tokens.get(event["i"], 0.0), event["tokens"])
-    missing = sum(work.SAMPLES - round(count / work.SEQ_LENGTH) for count in tokens.values())
+    missing = sum(job.SAMPLES - round(count / job.SEQ_LENGTH) for count in tokens.values())
     return max(0, missing)
 
 

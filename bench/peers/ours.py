@@ -8,8 +8,8 @@ import sys
 import time
 from typing import Any
 
-from peers import work
-from peers.drive import Driver
+from peers import job
+from peers.drive import START_S_MAX, Driver
 from peers.systems import HERE, UNICRON
 from unicron.coordinator.job import Job
 from unicron.runtime.client import CoordinatorSilent
@@ -18,7 +18,7 @@ from unicron.types import Layout
 
 NODES, SLOTS = 2, 2
 IMPORTS = "torch,megatron.core,unicron.training,unicron.demo.model,peers.work"
-LAYOUT = Layout(tp=1, pp=1, dp=work.WORLD_SIZE, micro_batch=work.MICRO_BATCH, num_micro_batches=work.NUM_MICRO_BATCHES)
+LAYOUT = Layout(tp=1, pp=1, dp=job.WORLD_SIZE, micro_batch=job.MICRO_BATCH, num_micro_batches=job.NUM_MICRO_BATCHES)
 
 
 class UnicronDriver(Driver):
@@ -32,7 +32,7 @@ class UnicronDriver(Driver):
         )  # fmt: skip
 
     def start(self) -> None:
-        self._cluster.start()
+        self._cluster.start(START_S_MAX)
         job: dict[str, Any] = {"understudies": 1, "cwd": str(self.folder), "log_dir": str(self.folder / "logs")}
         command = (sys.executable, str(HERE / "train_unicron.py"))
         self._task = self._cluster.submit(

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-FAULT_ITERATION = 25  # by then what a system keeps in reserve is there
-COMPARED = 35  # iterations after which weights are compared with the undisturbed run's
+from peers.job import COMPARED, FAULT_ITERATION
+
 INSIDE = ("kill", "stop", "deadlock", "exception", "gil", "two", "source")  # faults that a rank does to itself
 
 

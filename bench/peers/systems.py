@@ -2,7 +2,7 @@
 
 Rank faults run on one "node" of four ranks under the launchers; agent, node and coordinator faults on two nodes of two
 (two launchers on this machine). unicron always runs as two nodes of two. What was killed from outside (an agent, a
-node, a coordinator) is started again after REVIVE_S, as an operator or a scheduler would.
+node, a coordinator) is started again after job.REVIVE_S, as an operator or a scheduler would.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from peers.work import WORLD_SIZE
+from peers.job import WORLD_SIZE
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -35,7 +35,6 @@ OUTER_FAULTS = {
 }
 FAULTS = {"none": "undisturbed", **RANK_FAULTS, **OUTER_FAULTS}
 STRUCK = {"two": "1,2"}  # ranks that a fault strikes; else rank 2
-REVIVE_S = 5.0
 PER_ATTEMPT_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 

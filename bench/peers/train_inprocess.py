@@ -14,7 +14,7 @@ from typing import Any
 import nvidia_resiliency_ext.inprocess as inprocess
 import torch.distributed as dist
 
-from peers import work
+from peers import job, work
 from peers.record import Recorder
 
 
@@ -41,7 +41,7 @@ def knobs() -> dict[str, Any]:
     if SETTING == "spare":
         from nvidia_resiliency_ext.inprocess.rank_assignment import Layer, LayerFlag, Tree
 
-        layer = Layer(min_ranks=1, max_ranks=work.WORLD_SIZE, flag=LayerFlag.RESERVE)
+        layer = Layer(min_ranks=1, max_ranks=job.WORLD_SIZE, flag=LayerFlag.RESERVE)
         chosen["rank_assignment"] = Tree([layer])
     return chosen
 

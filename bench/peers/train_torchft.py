@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from torchft import Manager, ProcessGroupGloo
 
-from peers import work
+from peers import job, work
 from peers.record import Recorder
 
 UP_S_MAX = 120.0
@@ -49,7 +49,7 @@ def main() -> None:
     while manager.current_step() < recorder.told_end():
         iteration = manager.current_step()
         manager.start_quorum()
-        place, places = rank, work.WORLD_SIZE
+        place, places = rank, job.WORLD_SIZE
         if deals:
             places = manager.num_participants()
             place = manager.participating_rank() if manager.participating_rank() is not None else -1
@@ -72,7 +72,7 @@ def wait_for_all(recorder: Recorder) -> None:
     """At the first start only: imports take unequally long, and the first quorum shall have everybody."""
     (recorder.folder / f"up_{recorder.rank}").touch()
     deadline = time.monotonic() + UP_S_MAX
-    while len(list(recorder.folder.glob("up_*"))) < work.WORLD_SIZE and time.monotonic() < deadline:
+    while len(list(recorder.folder.glob("up_*"))) < job.WORLD_SIZE and time.monotonic() < deadline:
         time.sleep(0.01)
 
 

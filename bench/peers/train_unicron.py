@@ -16,7 +16,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import MegatronModule
 
 import unicron
-from peers import work
+from peers import job, work
 from peers.record import Recorder
 from unicron.demo import model as demo
 
@@ -27,7 +27,7 @@ class Wrapped(MegatronModule):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.gpt = work.build()
-        self.max_sequence_length = work.SEQ_LENGTH
+        self.max_sequence_length = job.SEQ_LENGTH
         self.model_type = ModelType.encoder_or_decoder
 
     def set_input_tensor(self, _: Any) -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     warm.warm_up()
     data = warm.data
     del warm
-    with unicron.join(micro_batch=work.MICRO_BATCH, num_micro_batches=work.NUM_MICRO_BATCHES) as session:
+    with unicron.join(micro_batch=job.MICRO_BATCH, num_micro_batches=job.NUM_MICRO_BATCHES) as session:
         recorder = Recorder(session.rank)
         model, optimizer, scheduler = build(session.layout)
         session.manage(model, optimizer, scheduler)
@@ -70,10 +70,10 @@ def build(layout: Any) -> tuple[Any, Any, Any]:
     config = demo.transformer_config(layout)
     ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
     model = DistributedDataParallel(config, ddp, Wrapped(config))
-    rates = {"lr": work.LEARNING_RATE, "weight_decay": work.WEIGHT_DECAY, "clip_grad": work.CLIP}
+    rates = {"lr": job.LEARNING_RATE, "weight_decay": job.WEIGHT_DECAY, "clip_grad": job.CLIP}
     settings = OptimizerConfig(optimizer="adam", params_dtype=torch.float32, **rates)
     optimizer = get_megatron_optimizer(settings, [model], use_gloo_process_groups=False)
-    rate, decay = work.LEARNING_RATE, work.WEIGHT_DECAY
+    rate, decay = job.LEARNING_RATE, job.WEIGHT_DECAY
     scheduler = OptimizerParamScheduler(
         optimizer, init_lr=rate, max_lr=rate, min_lr=rate, lr_warmup_steps=0, lr_decay_steps=1 << 30,
         lr_decay_style="constant", start_wd=decay, end_wd=decay, wd_incr_steps=0, wd_incr_style="constant",

@@ -17,13 +17,20 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-LAYERS, HIDDEN, HEADS, SEQ_LENGTH, VOCABULARY = 4, 64, 4, 64, 256
-WORLD_SIZE = 4
-MICRO_BATCH = 2  # samples
-NUM_MICRO_BATCHES = 8
-SAMPLES = MICRO_BATCH * NUM_MICRO_BATCHES  # of an iteration
-LEARNING_RATE, WEIGHT_DECAY, CLIP = 1e-3, 0.01, 1.0
-SEED = 1234
+from peers.job import (
+    CLIP,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    LEARNING_RATE,
+    MICRO_BATCH,
+    NUM_MICRO_BATCHES,
+    SEED,
+    SEQ_LENGTH,
+    VOCABULARY,
+    WEIGHT_DECAY,
+)
+
 CORPUS_BYTES = 2_000_000
 
 
