@@ -6,7 +6,6 @@ import contextlib
 import re
 import sys
 import time
-from typing import Any
 
 from peers import job
 from peers.drive import START_S_MAX, Driver
@@ -19,12 +18,21 @@ from unicron.types import Layout
 NODES, SLOTS = 2, 2
 IMPORTS = "torch,megatron.core,unicron.training,unicron.demo.model,peers.work"
 LAYOUT = Layout(tp=1, pp=1, dp=job.WORLD_SIZE, micro_batch=job.MICRO_BATCH, num_micro_batches=job.NUM_MICRO_BATCHES)
+INCIDENT = re.compile(r"^(\d+):(\d+):([\d.]+) .* incident ", re.MULTILINE)
+
+
+def since(at: float, hours: str, minutes: str, seconds: str) -> float:
+    """From a moment to a local time of day that is at most half a day away."""
+    local = time.localtime(at)
+    of_day = 3600 * local.tm_hour + 60 * local.tm_min + local.tm_sec + at % 1
+    difference = 3600 * int(hours) + 60 * int(minutes) + float(seconds) - of_day
+    return (difference + 43_200) % 86_400 - 43_200
 
 
 class UnicronDriver(Driver):
     def __init__(self, setting: str, fault: str) -> None:
         super().__init__(UNICRON, setting, fault)
-        self._grace = {"stopped_grace_ms": 0} if setting == "tuned" else {}
+        self._grace_ms = 0 if setting == "tuned" else Job(name="peers", command=("",)).stopped_grace_ms
         self._task = ""
         self._cluster = LocalCluster(
             num_agents=NODES, slots=SLOTS, understudies=1, imports=IMPORTS, log_dir=self.folder / "logs",
@@ -33,11 +41,13 @@ class UnicronDriver(Driver):
 
     def start(self) -> None:
         self._cluster.start(START_S_MAX)
-        job: dict[str, Any] = {"understudies": 1, "cwd": str(self.folder), "log_dir": str(self.folder / "logs")}
-        command = (sys.executable, str(HERE / "train_unicron.py"))
         self._task = self._cluster.submit(
-            Job(name="peers", command=command, layout=LAYOUT, env=self.environment, **job, **self._grace)
-        )
+            Job(
+                name="peers", command=(sys.executable, str(HERE / "train_unicron.py")), layout=LAYOUT,
+                env=self.environment, cwd=str(self.folder), log_dir=str(self.folder / "logs"), understudies=1,
+                stopped_grace_ms=self._grace_ms,
+            )
+        )  # fmt: skip
 
     def strike(self, fault: str) -> None:
         self.say("fault", 0, fault=fault)
@@ -55,18 +65,14 @@ class UnicronDriver(Driver):
             self._cluster.start_agent(self._cluster.nodes[1])
 
     def detected_s(self) -> float | None:
-        """From the coordinator's log: its first word about an incident."""
+        """From the coordinator's log: its first word about an incident since the fault."""
         struck = [event["t"] for event in self.events if event["event"] == "fault"]
-        told = re.search(
-            r"^(\d+):(\d+):([\d.]+) .* incident ", (self.folder / "logs/coordinator.log").read_text(), re.M
-        )
-        if not struck or not told:
+        if not struck:
             return None
-        at = time.localtime(time.time() - time.monotonic() + struck[0])
-        fraction = (time.time() - time.monotonic() + struck[0]) % 1
-        of_day = 3600 * at.tm_hour + 60 * at.tm_min + at.tm_sec + fraction
-        seconds = 3600 * int(told[1]) + 60 * int(told[2]) + float(told[3]) - of_day
-        return max(0.0, seconds % 86400 if seconds < -43200 else seconds)
+        at = time.time() - time.monotonic() + struck[0]
+        log = (self.folder / "logs" / "coordinator.log").read_text()
+        told = [since(at, *found) for found in INCIDENT.findall(log)]
+        return next((seconds for seconds in told if seconds >= 0), None)
 
     def is_over(self) -> str:
         with contextlib.suppress(CoordinatorSilent):

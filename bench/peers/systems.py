@@ -151,7 +151,6 @@ def start_unicron(run: Run, setting: Setting) -> None:
 # ---------------------------------------------------------------- the table
 
 _SHORT = {"PEERS_TIMEOUT": "2"}  # seconds, of the gradients' collectives
-_LAUNCHED: dict[str, str] = {"agent": "agent1", "coordinator": "agent0"}
 
 TORCHRUN = System(
     "torchrun", "torch 2.13, all ranks restarted from a checkpoint that is written every iteration", "torchrun",
@@ -166,7 +165,7 @@ TORCHRUN = System(
             says="no checkpoint: what the work costs alone",
         ),
     },
-    start_torchrun, node=("agent1",), **_LAUNCHED,
+    start_torchrun, agent="agent1", coordinator="agent0", node=("agent1",),
 )  # fmt: skip
 
 IN_JOB = System(
@@ -183,7 +182,7 @@ IN_JOB = System(
             ("last_call_timeout=3", "keep_alive_interval=1", "keep_alive_max_attempt=3"),
         ),
     },
-    start_in_job, node=("agent1",), **_LAUNCHED,
+    start_in_job, agent="agent1", coordinator="agent0", node=("agent1",),
 )  # fmt: skip
 
 IN_PROCESS = System(
