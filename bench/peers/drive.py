@@ -29,7 +29,7 @@ END_S_MAX = 20.0
 POLL_S = 0.03
 # The first word of anybody about the fault, but for the struck rank's own.
 REACTION = re.compile(r"(?i)error|exception|fail|timed out|timeout|closing signal|abort|interrupt|restart|terminat")
-NOT_A_REACTION = re.compile(r"injected|\[rank2\]|^\s*raise |^\s*File ")
+NOT_A_REACTION = re.compile(r"injected|\[INFO\]|\[rank2\]|^\s*raise |^\s*File ")
 
 
 @dataclass
