@@ -29,6 +29,7 @@ RESULTS = ROOT / "bench" / "results" / "peers"
 REFERENCES = ROOT / "build" / "peers" / "references"  # weights of undisturbed runs: large, and made again in a minute
 LOGS = ROOT / "build" / "peers" / "logs"
 REFERENCE_SETTING = "tuned"
+SETTINGS = ("tuned", "spare", "plain", "defaults")  # in the order in which they are measured
 IMPORTANT = ("none", "kill", "stop", "deadlock", "exception", "agent")
 
 
@@ -45,7 +46,12 @@ def main() -> None:
                 continue
             while arguments.pause and arguments.pause.exists():
                 time.sleep(2.0)
-            row = one(system, setting, fault)
+            try:
+                row = one(system, setting, fault)
+            except Exception as problem:  # of one run: the others are made all the same, and this one next time
+                print(f"{system} {setting} {fault}: not measured: {problem!r}; see {LOGS}", file=sys.stderr, flush=True)
+                problems += 1
+                continue
             with open(arguments.into / f"{system}.jsonl", "a") as file:
                 file.write(json.dumps(row) + "\n")
             problems += row["status"].startswith("did not")
@@ -57,7 +63,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--systems", nargs="+", choices=tuple(SYSTEMS), default=tuple(SYSTEMS))
     parser.add_argument("--faults", nargs="+", choices=tuple(FAULTS), default=tuple(FAULTS))
-    parser.add_argument("--settings", nargs="+", default=("tuned", "spare", "plain", "defaults"))
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
     parser.add_argument("--runs", type=common.positive, default=1, help="of each cell, as many as are not kept")
     parser.add_argument("--again", action="store_true", help="also what is kept")
     parser.add_argument("--quick", action="store_true", help="torchrun and unicron, kill and stop, tuned, one run each")

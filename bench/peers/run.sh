@@ -21,10 +21,11 @@ fi
 
 # NVRx's wheel asks for glibc 2.39, but only its CUPTI part is native and that is not used here: it is unpacked as it is.
 nvrx_wheel() {
-  local site
+  local site version
+  version=$("$environments/nvrx/bin/python" -c 'import sys; print("%d%d" % sys.version_info[:2])')
   site=$("$environments/nvrx/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
   "$environments/nvrx/bin/python" -m pip install --quiet --no-deps --only-binary=:all: --platform manylinux_2_39_x86_64 \
-    --python-version 311 --target "$site" --upgrade -r "$here/requirements/nvrx-wheel.txt"
+    --python-version "$version" --target "$site" --upgrade -r "$here/requirements/nvrx-wheel.txt"
 }
 
 set_up() {
