@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+from peers import tables
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -91,12 +92,22 @@ def draw(name: str, result: dict[str, Any], folder: Path) -> str:
     return f"{folder.name}/{path.name}"
 
 
+def peers(pictures: Path) -> list[str]:
+    """The section of bench/peers/, when a run of it is kept."""
+    rows = tables.load(RESULTS / "peers")
+    if not rows:
+        return []
+    picture = pictures / "peers.png"
+    return [tables.page(rows, f"{pictures.name}/{picture.name}" if tables.draw(rows, picture) else "")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--page", type=Path, default=PAGE, help="the file to write; pictures beside it")
     arguments = parser.parse_args()
     pictures = arguments.page.parent / "benchmarks"
     sections = [section(name, result, draw(name, result, pictures)) for name, result in results()]
+    sections += peers(pictures)
     arguments.page.write_text("\n".join([INTRODUCTION, *sections]))
     print(f"{arguments.page}: {len(sections)} tables")
 
