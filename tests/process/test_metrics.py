@@ -17,7 +17,7 @@ import pytest
 
 from clusters import closed_incident, end, eventually, plain_job, running
 from servers import ROOT, Prometheus, http, program
-from unicron.runtime import exposition
+from unicron.runtime import exposition, loop_questions
 from unicron.runtime.coordinator_settings import CoordinatorSettings
 from unicron.runtime.exposition import Exposition, ExpositionProblem
 from unicron.runtime.local_cluster import LocalCluster
@@ -144,12 +144,12 @@ def test_every_alert_is_explained() -> None:
 
 
 def test_a_loop_that_stands_still_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "LOOK_S_MAX", 0.1)
+    monkeypatch.setattr(loop_questions, "LOOK_S_MAX", 0.1)
     shown = Exposition("127.0.0.1:0")
     try:
         shown.watch(lambda: [exposition.number("x", "X.", 3)], lambda: "waits")
         assert http(f"http://{shown.address}/healthz")[0] == 503  # nobody serves its questions
-        monkeypatch.setattr(exposition, "LOOK_S_MAX", 5.0)
+        monkeypatch.setattr(loop_questions, "LOOK_S_MAX", 5.0)
         stop = threading.Event()
         loop = threading.Thread(target=lambda: turn(shown, stop))
         loop.start()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, cost_words, print_json, print_table
+from unicron.cli.common import Coordinator, Json, Keys, Problem, cost_words, print_json, print_table
 
 COLUMNS = (
     "id",
@@ -60,9 +60,13 @@ def kept_incidents(place: Path, incident: str, task: str) -> list[dict[str, Any]
     """Of a journal whose coordinator has ended."""
     from unicron.runtime.kept_journal import find_journal, read_state
     from unicron.runtime.requests import incidents_view
+    from unicron.runtime.what_if import RequestProblem
 
     state, now_ms = read_state(find_journal(place))
-    return incidents_view(state, now_ms, task=task, id=incident)
+    try:
+        return incidents_view(state, now_ms, task=task, id=incident)
+    except RequestProblem as problem:
+        raise Problem(str(problem)) from None
 
 
 def row_of(incident: dict[str, Any]) -> dict[str, Any]:
