@@ -54,3 +54,8 @@ def test_a_distributed_optimizer_loses_nothing_but_to_a_lost_node(tmp_path: Path
     iterations since the checkpoint. Dropout's masks are those of the micro-batches, and what the script asks Megatron
     to overlap is left out."""
     judge("2,1,2", "distributed", ("kill-step", "kill-gather", "node-lost"), tmp_path, overlap=True, dropout=0.1)
+
+
+@pytest.mark.timeout(300)
+def test_roles_of_a_drained_node_move_while_it_trains(tmp_path: Path) -> None:
+    judge("1,1,2", "plain", ("drain",), tmp_path)

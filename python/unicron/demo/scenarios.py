@@ -101,8 +101,8 @@ def names() -> tuple[str, ...]:
 
 
 def in_all(*, sharded: bool = False) -> tuple[str, ...]:
-    """What `--scenario all` runs: one per row of the table. random-kills is asked for by name."""
-    left_out = {"random-kills", "node-standby"} if sharded else {"random-kills", "kill-gather"}
+    """What `--scenario all` runs: one per row of the table. Asked for by name: random-kills and drain (long)."""
+    left_out = {"random-kills", "drain", "node-standby" if sharded else "kill-gather"}
     return tuple(name for name in MAKERS if name not in left_out)
 
 
