@@ -58,7 +58,7 @@ def test_a_cluster_is_upgraded_node_by_node(cluster: LocalCluster, tmp_path: Pat
         cluster.start_agent(node)
         cluster.wait_for_nodes(30)
         cluster.ask("undrain", node=node)
-        eventually(lambda: width() == 2, 30)
+        eventually(lambda: width() == 2 and cluster.task(task)["phase"] == "running", 30)
     view = cluster.task(task)
     assert view["phase"] == "running" and view["epoch"] > 1
     assert [i for i in cluster.incidents(task) if i["iterations_lost"] or i["severity"] not in ("INFO",)] == []
