@@ -81,6 +81,13 @@ class World:
 
         return list(self._pool.map(caught, range(RANKS), timeout=30))
 
+    def hand_over(self, fetch: Fetch, holder: int, heir: int) -> list[Any]:
+        """The holder serves, the heir takes, the others are not concerned."""
+        serving, taking = self.ranks[holder].buddies, self.ranks[heir].buddies
+        return self.together(
+            lambda r: serving.serve(fetch, []) if r == holder else taking.take(fetch, []) if r == heir else None
+        )
+
     def step(self, iteration: int) -> list[Any]:
         return self.together(lambda rank: self.ranks[rank].step(self.plan, iteration))
 
@@ -165,14 +172,12 @@ def test_an_heir_gets_its_shard_from_the_holder(make: Callable[[int], World]) ->
     for iteration in range(1, 6):
         world.step(iteration)
     common = world.common(2)
-    holder, heir = world.ranks[0], world.ranks[2]
+    heir = world.ranks[2]
     heir.buddies._memory.buddy.zero_()
     for tensor in heir._tensors():
         tensor.zero_()
     fetch = Fetch(0, 0, (2,), True, common)
-    done = world.together(
-        lambda r: holder.buddies.serve(fetch, []) if r == 0 else heir.buddies.take(fetch, []) if r == 2 else None
-    )
+    done = world.hand_over(fetch, holder=0, heir=2)
     assert bytes(done[2]).startswith(b"state") and heir.bits() == heir.was[common]
     assert common in heir.buddies.kept()
 
@@ -191,13 +196,11 @@ def test_a_copy_that_something_wrote_into_is_refused_on_both_sides(make: Callabl
     for iteration in range(1, 4):
         world.step(iteration)
     common = world.common(2)
-    holder, heir = world.ranks[0], world.ranks[2]
+    holder = world.ranks[0]
     slot = next(slot for slot in holder.buddies._wards() if slot.whole() == Copy(2, common))
     slot.body[2000] ^= 1
     fetch = Fetch(0, 0, (2,), True, common)
-    results = world.together(
-        lambda r: holder.buddies.serve(fetch, []) if r == 0 else heir.buddies.take(fetch, []) if r == 2 else None
-    )
+    results = world.hand_over(fetch, holder=0, heir=2)
     assert isinstance(results[0], CopyDiffers) and isinstance(results[2], CopyDiffers)
     assert Copy(2, common) not in holder.buddies.copies()
     assert world.common(2) < common  # the next source is the older one, or the checkpoint

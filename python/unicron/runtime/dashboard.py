@@ -28,14 +28,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
-from wsgiref.simple_server import make_server
 
 import msgspec
 
 from unicron.runtime.dashboard_settings import DashboardSettings
 from unicron.runtime.dashboard_view import Snapshot, difference
-from unicron.runtime.http_server import SHUT_POLL_S, HttpHandler, HttpServer, say
-from unicron.runtime.loop_questions import LOOK_S_MAX, LoopBusy, LoopQuestions
+from unicron.runtime.http_server import SHUT_POLL_S, LoopServer, say
+from unicron.runtime.loop_questions import LOOK_S_MAX, LoopBusy
 from unicron.runtime.probe import parse_endpoint
 
 VIEWERS_MAX = 32
@@ -82,19 +81,16 @@ class Dashboard:
         self._is_open = True
         self._last: Snapshot | None = None
         try:
-            self._server = make_server(host, port, self._application, HttpServer, HttpHandler)
+            self._server = LoopServer(host, port, self._application, "dashboard")
         except (OSError, OverflowError) as error:
             raise DashboardProblem(
                 f"cannot serve the dashboard at {settings.listen}: {getattr(error, 'strerror', None) or error}:"
                 " give dashboard.listen another address, or set `dashboard: null` for none"
             ) from None
-        self._questions = LoopQuestions()
-        self.address = f"{host}:{self._server.server_port}"
+        self._questions = self._server.questions
+        self.address = self._server.address
         log.info("dashboard at http://%s/", self.address)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(SHUT_POLL_S,), name="dashboard", daemon=True
-        )
-        self._thread.start()
+        self._server.start()
 
     # ------------------------------------------------------------ the loop's side
 
@@ -110,11 +106,8 @@ class Dashboard:
 
     def close(self) -> None:
         self._is_open = False
-        self._questions.refuse()
         self._changed.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(LOOK_S_MAX)
+        self._server.shut()
         publisher = self._publisher
         if publisher is not None:
             publisher.join(LOOK_S_MAX)

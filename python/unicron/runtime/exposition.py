@@ -9,16 +9,14 @@ numbers, phases.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
-from wsgiref.simple_server import make_server
 
 from prometheus_client import CollectorRegistry, disable_created_metrics, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from unicron.runtime.http_server import SHUT_POLL_S, HttpHandler, HttpServer, say
-from unicron.runtime.loop_questions import LOOK_S_MAX, LoopBusy, LoopQuestions
+from unicron.runtime.http_server import LoopServer, say
+from unicron.runtime.loop_questions import LoopBusy
 from unicron.runtime.probe import parse_endpoint
 
 log = logging.getLogger("unicron.metrics")
@@ -42,20 +40,17 @@ class Exposition:
         self._metrics = make_wsgi_app(self.registry)
         try:
             host, port = parse_endpoint(address)
-            self._server = make_server(host, port, self._application, HttpServer, HttpHandler)
+            self._server = LoopServer(host, port, self._application, "metrics")
         except (OSError, OverflowError, ValueError) as error:
             raise ExpositionProblem(
                 f"cannot serve metrics at {address}: {getattr(error, 'strerror', None) or error}:"
                 " give another address, or an empty one for none"
             ) from None
-        self._questions = LoopQuestions()
-        self.address = f"{host}:{self._server.server_port}"
+        self._questions = self._server.questions
+        self.address = self._server.address
         log.info("metrics at %s", self.address)
         self.registry.register(_LoopCollector(self))
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(SHUT_POLL_S,), name="metrics", daemon=True
-        )
-        self._thread.start()
+        self._server.start()
 
     def watch(self, families: Callable[[], Iterable[Metric]], unready: Callable[[], str]) -> None:
         """families: called in the loop at every look; unready: why the daemon is of no use yet, '' when it is."""
@@ -70,10 +65,7 @@ class Exposition:
         self._questions.serve()
 
     def close(self) -> None:
-        self._questions.refuse()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(LOOK_S_MAX)
+        self._server.shut()
         self._questions.close()
 
     # ------------------------------------------------------------ the thread's side

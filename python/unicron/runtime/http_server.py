@@ -5,7 +5,9 @@ from __future__ import annotations
 import socketserver
 import threading
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from unicron.runtime.loop_questions import LOOK_S_MAX, LoopQuestions
 
 SHUT_POLL_S = 0.05
 CONNECTIONS_MAX = 64  # at once; more are closed unread
@@ -45,6 +47,27 @@ class HttpHandler(WSGIRequestHandler):
 
     def address_string(self) -> str:
         return str(self.client_address[0])
+
+
+class LoopServer:
+    """A server in a thread of its own, and its questions to the daemon's loop."""
+
+    def __init__(self, host: str, port: int, application: Any, name: str) -> None:
+        """Raises OSError or OverflowError where the address cannot be used."""
+        self._server = make_server(host, port, application, HttpServer, HttpHandler)
+        self.questions = LoopQuestions()
+        self.address = f"{host}:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(SHUT_POLL_S,), name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def shut(self) -> None:
+        """Who asks is told; the questions stay open until every thread that may ask has ended."""
+        self.questions.refuse()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(LOOK_S_MAX)
 
 
 def say(start_response: Any, status: str, text: str) -> list[bytes]:
