@@ -310,15 +310,13 @@ def messages_of_agents() -> Any:
 
 
 def _is_harmless(data: bytes) -> bool:
-    """Not what an admitted peer may rightly say: to end the coordinator, to be the node n0, or of a worker of n0."""
+    """Not what an admitted peer may rightly say: to end the coordinator, to be the node n0."""
     try:
         message = messages.decode(data)
     except messages.MessageRefused:
         return True
     if isinstance(message, messages.Request):
         return message.verb not in ("shutdown", "cancel", "suspend", "drain", "inject", "reshape")
-    if getattr(message, "worker", "").partition(".")[0] in ("n0", "n1"):
-        return False
     return getattr(message, "node", "") not in ("n0", "n1")
 
 

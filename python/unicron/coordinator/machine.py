@@ -38,6 +38,7 @@ from unicron.coordinator.invariants import check
 from unicron.coordinator.journal import TermBegan
 from unicron.coordinator.replay import apply_entry, trim
 from unicron.coordinator.settle import settle_all
+from unicron.coordinator.speaking import foreign
 from unicron.coordinator.state import State
 from unicron.coordinator.step import Step
 from unicron.coordinator.timers import on_timer, timers_after_replay
@@ -154,8 +155,9 @@ class CoordinatorMachine:
 
     def _on_message(self, step: Step, event: AgentMessage) -> None:
         message = event.message
-        if message.node != event.node:
-            step.refuse("wrong_node", f"{event.node} speaks for {message.node}")
+        other = foreign(event.node, message)
+        if other is not None:
+            step.refuse("wrong_node", f"{event.node} speaks of {other}")
             return
         if isinstance(message, AgentHello):
             nodes.on_hello(step, event.node, message)

@@ -163,7 +163,7 @@ def on_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
         task_of = step.state.tasks.get(status.task)
         if task_of is not None and status.worker in task_of.workers:
             note_status(step, task_of, status)
-    note_pace(step, node.name, message.paces)
+    note_pace(step, message.paces)
     for name in sorted({status.task for status in message.workers} & step.state.tasks.keys()):
         note_speed(step, step.state.tasks[name])
 

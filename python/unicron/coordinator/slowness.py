@@ -36,15 +36,12 @@ class Pace:
     slow: set[tuple[Key, str]] = field(default_factory=set)  # of them, those that are slow now
 
 
-def note_pace(step: Step, node: str, paces: Iterable[WorkerPace]) -> None:
+def note_pace(step: Step, paces: Iterable[WorkerPace]) -> None:
     """What one node's heartbeat says of its workers."""
     changed: dict[str, TaskState] = {}
     for pace in paces:
         task = step.state.task_of_worker(pace.worker)
         if task is None or task.plan is None or task.role_of(pace.worker) != pace.rank:
-            continue
-        if task.workers[pace.worker].node != node:
-            step.refuse("wrong_node", f"{node} speaks for {pace.worker}")
             continue
         _add(task, pace)
         changed[task.name] = task

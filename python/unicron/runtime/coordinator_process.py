@@ -48,6 +48,7 @@ from unicron.coordinator.events import (
 from unicron.coordinator.journal import JournalUnreadable, NodeDeclaredLost, decode_entry, encode_entry
 from unicron.coordinator.machine import CoordinatorMachine
 from unicron.coordinator.nodes import turned_away
+from unicron.coordinator.speaking import foreign
 from unicron.coordinator.state import Hearing
 from unicron.messages import (
     MESSAGE_BYTES_MAX,
@@ -361,6 +362,8 @@ class CoordinatorProcess:
             # Refused by name. The node's line stays that of its newer life, which would never say hello again.
             self._turn_away(identity, message)
             self._step(AgentMessage(message.node, message))
+        elif role == "agent" and isinstance(message, AgentHello) and foreign(message.node, message) is not None:
+            self._refused_foreign(str(frame.get("User-Id")), message.node, message)
         elif role == "agent" and isinstance(message, AgentHello):
             # What the monitor knows so far is older than this hello: read it first, lest the end of
             # an earlier connection with the same descriptor is taken for this one's.
@@ -381,6 +384,9 @@ class CoordinatorProcess:
                 name = type(message).__name__
                 self._refused(str(frame.get("User-Id")), name, f"{name} of a connection without hello")
                 return
+            if foreign(node, message) is not None:
+                self._refused_foreign(str(frame.get("User-Id")), node, message)
+                return
             self._heard_ms[node] = self._now_ms()
             if isinstance(message, AgentHeartbeat):
                 self._note_statuses(message.workers)
@@ -396,6 +402,10 @@ class CoordinatorProcess:
         """Once a key and reason: whoever says it again and again does not fill the log."""
         self._num_refused += 1
         self._once.warn((key, what), f"refused of key {key[:8]}...: {text}")
+
+    def _refused_foreign(self, key: str, node: str, message: AgentSays) -> None:
+        name = type(message).__name__
+        self._refused(key, f"foreign {name}", f"{name} from {node} that speaks of {foreign(node, message)!r}")
 
     def _is_of_older_life(self, hello: AgentHello) -> bool:
         """Its machine stood still, and meanwhile the node began anew."""
