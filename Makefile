@@ -100,11 +100,11 @@ test: check $(VENV)/.servers
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 sim: setup
-	$(BIN)/python -m unicron.sim --seeds 500
+	$(BIN)/python -m unicron.sim --seeds 500 --jobs 0
 
 MINUTES ?= 600
 swarm: setup
-	$(BIN)/python -m unicron.sim --seeds 20000 --record bench/results/swarm.json --minutes $(MINUTES) --keep-going
+	$(BIN)/python -m unicron.sim --seeds 20000 --record bench/results/swarm.json --minutes $(MINUTES) --keep-going --jobs 0
 
 ROUNDS := 50
 SEED := 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from unicron.sim import side_by_side
 from unicron.sim.__main__ import main
 from unicron.sim.faults import LEADER_WEIGHTS, WEIGHTS
 from unicron.sim.plants import PLANTS
@@ -58,6 +59,30 @@ def test_a_record_goes_on_where_it_stopped(tmp_path: Path) -> None:
     anew = Record(path)
     assert anew.todo(2, 6) == [2, 3, 4, 5, 6]
     assert [(one["sources"], one["seeds"]) for one in anew.data["earlier"]] == [("other", 2)]
+
+
+def test_side_by_side_the_sums_are_those_of_one_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "CHUNK", 3)
+    one, many = tmp_path / "one.json", tmp_path / "many.json"
+    for path, jobs in (one, "1"), (many, "2"):
+        monkeypatch.setattr(
+            sys, "argv", ["unicron.sim", "--first", "2", "--seeds", "7", "--record", str(path), "--jobs", jobs]
+        )
+        assert main() == 0
+    assert "7/7 seeds, 0 failed" in capsys.readouterr().err
+    (expected, found) = ({**Record(path).data, "cpu_hours": 0.0} for path in (one, many))
+    assert found["virtual_hours"] == pytest.approx(expected.pop("virtual_hours"))
+    assert {**found, "virtual_hours": None} == {**expected, "virtual_hours": None}
+    with pytest.raises(ValueError, match="in the record already"):
+        Record(one).merge(many)
+
+
+def test_what_is_missing_is_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "CHUNK", 3)
+    assert side_by_side.chunks([1, 2, 3, 4, 7, 8, 20]) == [(1, 3), (4, 1), (7, 2), (20, 1)]
+    assert side_by_side.chunks([]) == []
 
 
 def test_a_failing_seed_prints_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from machines import Coordinator, running
+from unicron.coordinator import events as on
 from unicron.coordinator.deciding import failures_of, transitions_of
 from unicron.coordinator.standing_by import Odds, is_worth_it, standbys_for
 from unicron.coordinator.state import Purpose, WorkerState
@@ -157,3 +158,12 @@ def test_who_stood_by_stays_where_it_is() -> None:
     driver = standing(nodes=4)
     state = driver.machine.state
     assert standbys_for(state, state.allocation.nodes, state.allocation.targets) == {"t": ("n2",)}
+
+
+def test_a_standby_that_another_nodes_roles_move_to_is_not_spent_twice() -> None:
+    """Found by the swarm: its slots got the drained node's roles, and those of a node that was lost meanwhile."""
+    driver = standing()
+    driver.feed(on.DrainRequested("r", "n0", drained=True))
+    assert set(driver.machine.state.target("t").values()) == {"n1", "n2"}
+    lose(driver, "n1")
+    assert driver.machine.state.target("t") == {0: "n2", 1: "n2"}, "n2 has two slots, and n0 shall be free"

@@ -8,6 +8,8 @@ the recovery is a REPLACE like any other, with the same layout and so the same b
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from unicron.coordinator.deciding import failures_of, transitions_of
@@ -117,14 +119,12 @@ def take_standbys(step: Step, task: TaskState) -> None:
 def _seats(step: Step, task: TaskState, gone: list[Rank]) -> Seats:
     """All lost roles of a replica, or none of them: half a replica is of no use."""
     layout = task.job.layout
-    there = [
-        worker
-        for workers in standbys_of(task).values()
-        for worker in workers
-        if (worker.is_candidate or worker.is_coming)
-        and step.state.nodes[worker.node].phase is NodePhase.UP
-        and not step.state.nodes[worker.node].is_drained
-    ]
+    room = _room(step.state, task, gone)
+    there = []
+    for node, workers in standbys_of(task).items():
+        if step.state.nodes[node].phase is NodePhase.UP and not step.state.nodes[node].is_drained:
+            ready = [worker for worker in workers if worker.is_candidate or worker.is_coming]
+            there += ready[: max(room[node], 0)]
     seats: Seats = {}
     for replica in sorted({layout.replica_of(rank) for rank in gone}):
         ranks = [rank for rank in gone if layout.replica_of(rank) == replica]
@@ -134,6 +134,14 @@ def _seats(step: Step, task: TaskState, gone: list[Rank]) -> Seats:
             seats[rank] = min(there, key=lambda w: (w.rank != rank, not w.is_candidate, w.incarnation))
             there.remove(seats[rank])
     return seats
+
+
+def _room(state: State, task: TaskState, gone: list[Rank]) -> Counter[str]:
+    """Slots by node that are meant for nobody: a standby may be there for a role that shall move to it (moves.py)."""
+    room = Counter({node.name: node.slots for node in state.nodes.values()})
+    for name, target in state.allocation.targets.items():
+        room.subtract(node for rank, node in target.items() if name != task.name or rank not in gone)
+    return room
 
 
 def move_homes(step: Step, task: TaskState, homes: dict[Rank, str], reason: str) -> None:

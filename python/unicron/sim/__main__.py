@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from unicron.sim.plants import PLANTS
 from unicron.sim.record import Record
 from unicron.sim.run import options_of, run_seed
+from unicron.sim.side_by_side import run_chunks
 
 SAVE_S = 60.0  # between two savings of a record
 
@@ -28,6 +31,7 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="do not end at the first failure")
     parser.add_argument("--record", type=Path, help="keep sums and coverage here; run what is missing there")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no seed later than this")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side (default 1; 0: one a core)")
     parser.add_argument("--yield-to", type=Path, help="wait while this file exists: somebody measures")
     arguments = parser.parse_args()
     if arguments.seed is not None:
@@ -49,12 +53,42 @@ def _replay(seed: int, plant: str) -> int:
 def _many(arguments: argparse.Namespace) -> int:
     record = Record(arguments.record)
     seeds = record.todo(arguments.first, arguments.first + arguments.seeds - 1)
-    begin_s = saved_s = time.perf_counter()
+    begin_s = time.perf_counter()
+
+    def may_begin() -> bool:
+        late = time.perf_counter() - begin_s > arguments.minutes * 60
+        return not late and (arguments.keep_going or not record.data["failed"])
+
+    def say(number: int) -> None:
+        failed, now_s = len(record.data["failed"]), time.perf_counter()
+        line = f"\r{number}/{len(seeds)} seeds, {failed} failed, {now_s - begin_s:.0f} s "
+        print(line, end="", file=sys.stderr, flush=True)
+
+    try:
+        if arguments.jobs == 1:
+            _one_after_the_other(arguments, record, seeds, may_begin, say)
+        else:
+            _side_by_side(arguments, record, seeds, may_begin, say)
+    finally:
+        record.save()
+    print(file=sys.stderr)
+    _report(record)
+    for row in record.data["failed"][:5]:
+        plant = f" --plant {arguments.plant}" if arguments.plant else ""
+        print(f"replay: python -m unicron.sim --seed {row['seed']}{plant}")
+    return 1 if record.data["failed"] else 0
+
+
+def _one_after_the_other(
+    arguments: argparse.Namespace, record: Record, seeds: list[int], may_begin: Callable[[], bool],
+    say: Callable[[int], None],
+) -> None:  # fmt: skip
+    saved_s = time.perf_counter()
     for number, seed in enumerate(seeds, 1):
         while arguments.yield_to is not None and arguments.yield_to.exists():
             time.sleep(1.0)
-        if time.perf_counter() - begin_s > arguments.minutes * 60:
-            break
+        if not may_begin():
+            return
         cpu_s = time.process_time()
         try:
             result = run_seed(seed, arguments.plant)
@@ -64,22 +98,29 @@ def _many(arguments: argparse.Namespace) -> int:
         record.add(result, time.process_time() - cpu_s)
         if not result.is_good:
             print(f"\rseed {seed}: {result.violations[0]}", file=sys.stderr)
-        now_s = time.perf_counter()
-        failed = len(record.data["failed"])
-        line = f"\r{number}/{len(seeds)} seeds, {failed} failed, {now_s - begin_s:.0f} s "
-        print(line, end="", file=sys.stderr, flush=True)
-        if now_s - saved_s > SAVE_S:
-            saved_s = now_s
+        say(number)
+        if time.perf_counter() - saved_s > SAVE_S:
+            saved_s = time.perf_counter()
             record.save()
-        if not result.is_good and not arguments.keep_going:
-            break
-    print(file=sys.stderr)
-    record.save()
-    _report(record)
-    for row in record.data["failed"][:5]:
-        plant = f" --plant {arguments.plant}" if arguments.plant else ""
-        print(f"replay: python -m unicron.sim --seed {row['seed']}{plant}")
-    return 1 if record.data["failed"] else 0
+
+
+def _side_by_side(
+    arguments: argparse.Namespace, record: Record, seeds: list[int], may_begin: Callable[[], bool],
+    say: Callable[[int], None],
+) -> None:  # fmt: skip
+    extra = ["--plant", arguments.plant] if arguments.plant else []
+    extra += ["--yield-to", str(arguments.yield_to)] if arguments.yield_to else []
+    known = len(record.data["failed"])
+
+    def kept(number: int) -> None:
+        nonlocal known
+        for row in record.data["failed"][known:]:
+            print(f"\rseed {row['seed']}: {row['violation']}", file=sys.stderr)
+        known = len(record.data["failed"])
+        record.save()
+        say(number)
+
+    run_chunks(record, seeds, arguments.jobs or os.cpu_count() or 1, extra, may_begin, kept)
 
 
 def _report(record: Record) -> None:

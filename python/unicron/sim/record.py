@@ -19,8 +19,9 @@ from unicron.healing.machine import Phase
 from unicron.sim.run import Result
 
 PARTS = ("types.py", "messages.py", "sim", "coordinator", "agent", "healing", "planner")
-NO_PART = ("__main__.py", "record.py")  # of the histories
+NO_PART = ("__main__.py", "record.py", "side_by_side.py")  # of the histories
 KEPT_OF_EARLIER = ("sources", "seeds", "events", "virtual_hours", "cpu_hours", "iterations", "failed")
+SUMS = ("seeds", "events", "virtual_hours", "cpu_hours", "iterations", "outcomes", "counts", "changes", "pairs")
 TABLES: dict[str, Any] = {"task": TASK_TRANSITIONS, "node": NODE_TRANSITIONS, "worker": WORKER}
 
 
@@ -89,6 +90,24 @@ class Record:
         else:
             ranges.append([seed, seed])
 
+    def merge(self, path: Path) -> None:
+        """Adds what another record holds, of other seeds and the same sources; that an end came earlier is none."""
+        other = json.loads(path.read_text())
+        if other["sources"] != self.data["sources"]:
+            raise ValueError(f"{path} is of sources {other['sources']}, this record of {self.data['sources']}")
+        ranges: list[list[int]] = []
+        for first, last in sorted([*self.data["ranges"], *other["ranges"]]):
+            if ranges and first <= ranges[-1][1]:
+                raise ValueError(f"{path}: seed {first} is in the record already")
+            if ranges and first == ranges[-1][1] + 1:
+                ranges[-1][1] = last
+            else:
+                ranges.append([first, last])
+        failed = sorted([*self.data["failed"], *other["failed"]], key=lambda row: row["seed"])
+        for name in SUMS:
+            self.data[name] = _sum(self.data[name], other[name])
+        self.data |= {"ranges": ranges, "failed": failed}
+
     def coverage(self) -> dict[str, str]:
         """machine -> changes of phase seen, of those its table has; the healing machine's (phase, event) pairs."""
         found = {}
@@ -110,3 +129,13 @@ class Record:
         staging = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         staging.write_text(json.dumps(self.data, indent=1, sort_keys=True) + "\n")
         os.replace(staging, self.path)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Of numbers, or of tables of them, however deep."""
+    if not isinstance(other, dict):
+        return one + other
+    return {
+        name: _sum(one[name], other[name]) if name in one and name in other else one.get(name, other.get(name))
+        for name in [*one, *(set(other) - set(one))]
+    }

@@ -1,0 +1,74 @@
+"""A long run on several cores: chunks of seeds in processes of their own, each with a record that is then added up.
+
+What crosses between the processes is the record's JSON, so a run that is ended loses at most the chunks under way.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from unicron.sim.record import Record
+
+CHUNK = 100  # seeds: half a minute, beside a second of starting
+LOOK_S = 0.2
+
+
+def chunks(seeds: list[int]) -> list[tuple[int, int]]:
+    """(first, how many) of seeds in ascending order, none in it that is not among them."""
+    found: list[tuple[int, int]] = []
+    for seed in seeds:
+        if found and seed == sum(found[-1]) and found[-1][1] < CHUNK:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((seed, 1))
+    return found
+
+
+def run_chunks(
+    record: Record, seeds: list[int], jobs: int, extra: list[str], may_begin: Callable[[], bool],
+    say: Callable[[int], None],
+) -> None:  # fmt: skip
+    """Adds everything to the record. extra: further arguments of the command; say: how many seeds are done.
+
+    Raises RuntimeError where a process ended without a record: the simulator itself failed.
+    """
+    running: dict[Path, tuple[subprocess.Popen[bytes], int]] = {}
+    waiting, done = chunks(seeds), 0
+    with tempfile.TemporaryDirectory(prefix="unicron-sim-") as folder:
+        try:
+            while running or (waiting and may_begin()):
+                while waiting and len(running) < jobs and may_begin():
+                    first, count = waiting.pop(0)
+                    path = Path(folder) / f"{first}.json"
+                    running[path] = (_start(first, count, path, extra), count)
+                for path in list(_ended({path: process for path, (process, _) in running.items()})):
+                    done += running.pop(path)[1]
+                    record.merge(path)
+                    say(done)
+                time.sleep(LOOK_S)
+        finally:
+            for process, _ in running.values():
+                process.kill()
+                process.wait()
+
+
+def _start(first: int, count: int, path: Path, extra: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "unicron.sim", "--first", str(first), "--seeds", str(count)]
+    command += ["--record", str(path), "--keep-going", *extra]
+    with path.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
+
+
+def _ended(running: dict[Path, subprocess.Popen[bytes]]) -> Iterator[Path]:
+    for path, process in running.items():
+        if process.poll() is None:
+            continue
+        if not path.is_file():
+            text = path.with_suffix(".log").read_text(errors="replace")[-4000:]
+            raise RuntimeError(f"seeds from {path.stem} on: exit code {process.returncode}\n{text}")
+        yield path
