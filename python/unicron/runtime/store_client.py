@@ -9,6 +9,7 @@ own I/O thread belongs to the process that made it: never build one before a for
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -173,7 +174,13 @@ class StoreClient:
         self._last_request += 1
         group.add(self._last_request)
         message = StoreRequest(op, self._last_request, keys, values, number, timeout_ms)
-        self._socket.send(encode(message), zmq.NOBLOCK)
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            group.discard(self._last_request)
+            raise StoreTimeout(
+                f"the store at {self.endpoint} takes nothing: it did not admit this key, or is far behind"
+            ) from None
         self._take_replies()
         return self._last_request
 
@@ -244,7 +251,8 @@ class StoreClient:
             self._replies.pop(request, None)
             if waits and not self._closed:
                 message = StoreRequest(Op.CANCEL, 0, number=request)
-                self._socket.send(encode(message), zmq.NOBLOCK)
+                with contextlib.suppress(zmq.Again):  # then there is nobody whom it could spare anything
+                    self._socket.send(encode(message), zmq.NOBLOCK)
 
     def _raise_refused(self) -> None:
         reply, self._refused = self._refused, None

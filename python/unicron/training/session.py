@@ -14,7 +14,6 @@ import math
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -32,15 +31,16 @@ from unicron.messages import ChangeLayout, ExceptionRaised, Finished, MoveRoles,
 from unicron.training import data as data_module
 from unicron.training import exceptions, gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
+from unicron.training.boundary import hand_over, order_to_hold, save_and_hold, take_over_role
 from unicron.training.buddies import buddy_bytes
 from unicron.training.chunks import Chunks
 from unicron.training.engine import Engine, Left
 from unicron.training.exact import exact_counts
 from unicron.training.exceptions import describe
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
-from unicron.training.link import WorkerLink, now_ms
+from unicron.training.link import WorkerLink
 from unicron.training.memory import StateMemory, force_optimizer_state
-from unicron.training.moving import LEFT_OUT, Preparation, say_late
+from unicron.training.moving import LEFT_OUT, Preparation
 from unicron.training.overlap import take_over
 from unicron.training.rehearsal import rehearse
 from unicron.training.reshard.atlas import atlas_of
@@ -51,11 +51,6 @@ from unicron.training.sandbox import Sandbox
 from unicron.training.undoable_step import is_sharded, undo_bytes
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 
-HOLD_MS_MAX = 600_000  # above the coordinator's own bound for a checkpoint to become complete
-HOLD_POLL_S = 0.02
-HOLD_POLL_MS = 100
-LATE_MS = 2_000  # who holds for a move so long says so: perhaps nobody knows of it any more
-
 
 class Metrics(msgspec.Struct, frozen=True):
     """One committed iteration. loss is the token mean over the whole task; lr is the one the step used."""
@@ -65,10 +60,6 @@ class Metrics(msgspec.Struct, frozen=True):
     grad_norm: float
     tokens: int
     skipped: bool  # a non-finite gradient: parameters unchanged
-
-
-class HeldTooLong(RuntimeError):
-    """Told to save and wait, and then forgotten."""
 
 
 class NotManaged(RuntimeError):
@@ -122,7 +113,7 @@ def join(
     session.finish()
 
 
-def _leave(code: int) -> None:
+def _leave(code: int) -> NoReturn:
     """End at once: an heir waits for this process to be gone, and interpreter teardown takes a tenth of a second."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -463,7 +454,7 @@ class Session:
             self._link.pulse.advance(int(Stage.IDLE), iteration, -1)
 
     def _hold(self) -> None:
-        """Save, say when the checkpoint is complete, and wait: the agent ends this process, or a newer epoch frees it.
+        """Why, then save and wait, hand a role over, or leave for another layout (boundary.py).
 
         Everybody holds after the same iteration, because the commit said so (healing/record.py). Raises HeldTooLong.
         """
@@ -471,40 +462,18 @@ class Session:
         engine, link = self._require_engine(), self._link
         plan = engine.machine.plan
         assert plan is not None and self._next is not None
-        order = self._order_to_hold(plan)
+        order = order_to_hold(link, plan, self._next)
         if isinstance(order, MoveRoles):
-            self._hand_over(engine, order)
-            return
-        if order is not None:
+            assert self._move is not None
+            hand_over(link, self._move, engine, self._next)
+            assert link.plan is not None
+            if link.member() is None:
+                self._tell_saved(self._checkpoints.finish())
+                raise Left(f"epoch {link.plan.epoch}: {link.plan.reason}")
+        elif order is not None:
             self._leave_layout(order)
-        if link.monitor.newest_epoch() > plan.epoch:
-            return
-        self._checkpoints.save_last(self._next - 1, plan.epoch)
-        deadline = now_ms() + HOLD_MS_MAX
-        while link.monitor.newest_epoch() <= plan.epoch:
-            link.pulse.advance(int(Stage.SAVE), self._next, -1)
-            finished = self._checkpoints.poll()
-            if finished is not None and finished[0] == self._next and self.rank == min(plan.ranks):
-                link.send(Saved(link.worker, self.rank, finished[0], finished[1], plan.epoch, final=True))
-            if now_ms() > deadline:
-                raise HeldTooLong(f"saved at iteration {self._next} and neither ended nor freed in {HOLD_MS_MAX} ms")
-            time.sleep(HOLD_POLL_S)
-
-    def _order_to_hold(self, plan: EpochPlan) -> ChangeLayout | MoveRoles | None:
-        """Others may have heard before us why all hold: another layout, roles that move, or (None) the task leaves its
-        slots."""
-        link, deadline = self._link, now_ms() + HOLD_MS_MAX
-        while not link.told_to_hold and link.monitor.newest_epoch() <= plan.epoch:
-            if link.change is not None:
-                return link.change
-            if link.move is not None and link.move.switch:
-                return link.move
-            link.pulse.advance(int(Stage.SAVE), self._next or 0, -1)
-            link.take_orders()
-            if now_ms() > deadline:
-                raise HeldTooLong(f"all hold at iteration {self._next}, and nobody said why in {HOLD_MS_MAX} ms")
-            time.sleep(HOLD_POLL_S)
-        return None
+        elif link.monitor.newest_epoch() <= plan.epoch:
+            save_and_hold(link, self._checkpoints, plan, self.rank, self._next)
 
     # ------------------------------------------------------------------ roles that move
 
@@ -519,58 +488,12 @@ class Session:
             self._move = Preparation(self._link, order, self.rank, engine.groups)
             self._move.start()
 
-    def _hand_over(self, engine: Engine, order: MoveRoles) -> None:
-        """At the boundary: a leaver sends its state, and all wait for the decision. Raises HeldTooLong, and Left."""
-        link, begun = self._link, now_ms()
-        assert self._move is not None and self._next is not None
-        if self._move.is_leaver:
-            try:
-                self._move.give_state(engine)
-            except RuntimeError as error:  # the joiner, or a newer epoch, says what comes of it
-                print(f"unicron: rank {self.rank}: its state did not go out: {error}", file=sys.stderr)
-        is_late = False
-        while link.plan is None or link.plan.epoch <= order.former.epoch:
-            link.pulse.advance(int(Stage.SAVE), self._next, -1)
-            link.wait_for_orders(HOLD_POLL_MS)
-            waited_ms = now_ms() - begun
-            if waited_ms > LATE_MS and not is_late:
-                is_late = True
-                say_late(self._move, self._next)
-            if waited_ms > HOLD_MS_MAX:
-                raise HeldTooLong(f"holds at iteration {self._next} for a move, undecided in {HOLD_MS_MAX} ms")
-        if link.member() is None:
-            self._tell_saved(self._checkpoints.finish())
-            raise Left(f"epoch {link.plan.epoch}: {link.plan.reason}")
-
     def _join_move(self, engine: Engine, order: MoveRoles) -> tuple[EpochPlan, Record]:
-        """A joiner's way in: its groups, then the leaver's state. Called off, the script runs again and waits."""
-        link, memory = self._link, engine.memory
-        fd, grant, _ = link.request_arena(self.rank, memory.content_bytes, memory.digest, adopt=False)
-        if fd < 0:
-            raise RuntimeError(f"the agent gave no arena: {grant.refused}")
-        _core.ArenaHeader(fd).format(memory.digest, memory.content_bytes)
-        memory.move_to(fd)
-        engine.ledger = type(engine.ledger)(memory.fd)
-        engine.ledger.begin_step()
-        move = Preparation(link, order, self.rank, engine.groups)
-        move.run()
-        taken = None
-        try:
-            if not move.error:
-                begun = now_ms()
-                taken = move.take_state(engine)
-                seconds = {"state": (now_ms() - begun) / 1000}
-                move.say("moved", iteration=taken.iteration, state_bytes=memory.content_bytes, seconds=seconds)
-        except RuntimeError as error:
-            if not move.is_over():
-                move.say("moved", error=f"{type(error).__name__}: {error}")
-        while link.plan is None or link.plan.epoch <= order.former.epoch:
-            if link.finished:
-                _leave(0)
-            link.receive(1_000)
-        move.close()
-        plan = link.plan
-        is_mine = link.member(plan) is not None and (plan == order.plan or self.rank not in plan.heirs)
+        """A joiner's way in. Called off, the script runs again and waits."""
+        taken, plan = take_over_role(self._link, engine, self.rank, order), self._link.plan
+        if plan is None or plan.epoch <= order.former.epoch:  # the task is done
+            _leave(0)
+        is_mine = self._link.member(plan) is not None and (plan == order.plan or self.rank not in plan.heirs)
         if taken is None or not is_mine:
             print(f"unicron: the move is called off: {plan.reason}", file=sys.stderr)
             engine.leave()
