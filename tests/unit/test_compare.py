@@ -278,9 +278,10 @@ def test_the_first_differing_iteration_counts_whatever_the_incident_says(tmp_pat
     assert "the gradient differs by 8.00 eps" in said
 
 
-def test_an_incident_without_an_iteration_is_that_of_the_act(healed, reference):
+@pytest.mark.parametrize("known", [-1, scenarios.FAULT_ITERATION - 1])
+def test_an_incident_that_does_not_know_the_iteration_is_no_authority(healed, reference, known):
     """Who was lost with its node could not say where it was; all gradients are the reference's."""
-    lost = incident(fault="node lost", severity="SEV1", iteration=-1)
+    lost = incident(fault="node lost", severity="SEV1", iteration=known)
     result = verdict(healed, reference, name="node-standby", incidents=[lost])
     assert result["gradient"] == {"healed_max_rel_diff": 0.0}
 
