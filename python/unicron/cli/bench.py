@@ -24,7 +24,7 @@ def folder() -> Path:
 
 def main(
     name: Annotated[str, typer.Argument(help="Which; without a name they are listed.")] = "",
-    arguments: Annotated[list[str] | None, typer.Argument(help="Passed on, after --.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its own, such as --runs 5.")] = None,
     layout: Annotated[str, typer.Option(help="tp,pp,dp, for benches that have it.")] = "",
     json: Json = False,
 ) -> None:

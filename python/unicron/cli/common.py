@@ -44,6 +44,7 @@ def call(verb: str, function: Callable[..., Any], words: list[str]) -> int:
     """Run a verb's main; its return value is the exit code (None: 0)."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     context = {"allow_interspersed_args": verb != "run", "help_option_names": ["-h", "--help"]}
+    context["ignore_unknown_options"] = verb == "bench"  # they are the measurement's
     app.command(context_settings=context)(function)
     try:
         result = app(words, prog_name=f"unicron {verb}", standalone_mode=False)
