@@ -223,7 +223,7 @@ def test_a_loss_that_does_not_fall(tmp_path, reference):
 
 def test_a_run_that_did_not_end(tmp_path, reference):
     folder = Folder(tmp_path / "run", iterations=20)
-    assert "iteration 31 was not reached" in reasons(folder, reference)
+    assert f"iteration {scenarios.ITERATIONS - 1} was not reached" in reasons(folder, reference)
 
 
 def test_ranks_that_report_different_losses(healed, reference):
@@ -308,7 +308,7 @@ def test_the_coordinator_s_loss_must_not_pause_training(tmp_path, reference):
     result = verdict(folder, reference, name="coordinator", incidents=[])
     assert result["passed"] and result["outcome"] == "unaffected" and result["gradient"] is None
     for rank in range(4):
-        folder.write(f"rank_{rank}.jsonl", [folder.line(32, commit_ns=10_000_000_000)])
+        folder.write(f"rank_{rank}.jsonl", [folder.line(scenarios.ITERATIONS, commit_ns=10_000_000_000)])
     assert "training paused" in reasons(folder, reference, name="coordinator", incidents=[])
 
 
