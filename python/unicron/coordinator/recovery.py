@@ -311,7 +311,7 @@ def _settle_stalls(step: Step, task: TaskState) -> None:
         _end_stalled(step, task, root, reason)
         return
     ranks = all_wait(task)
-    # Who reports a broken connection says more: then these wait for that (a coordinator that was away hears both at once).
+    # Who reports a broken connection says more; a coordinator that was away hears both at once.
     if ranks and not task.lost and not task.reports and task.phase in (TaskPhase.RUNNING, TaskPhase.HEALING):
         _free_all(step, task, ranks)
 
