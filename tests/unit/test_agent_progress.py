@@ -173,6 +173,18 @@ def test_reports_are_kept_for_a_coordinator_that_comes_back() -> None:
     assert "WorkerLost" in kinds
 
 
+def test_what_a_new_epoch_ended_is_not_told_again() -> None:
+    """Found by the swarm: all waited for a lost node, a plan without it freed them, and half a minute later the next
+    coordinator heard once more that everybody waits, and broke all connections of a task that trained."""
+    agent = learned()
+    stand(agent, 10_100.0, 14_000.0)
+    member = Member(0, "n0", W, 1)
+    agent.order(PublishEpoch(EpochPlan("t", 2, PlanKind.SHRINK, Layout(), (0,), (member,))))
+    agent.feed(on.CoordinatorDisconnected())
+    agent.feed(on.CoordinatorConnected())
+    assert not agent.said(WorkerStalled)
+
+
 def test_what_was_taken_back_is_not_told_again() -> None:
     """A coordinator that comes back must not end a worker for a standstill that is over."""
     agent = learned()

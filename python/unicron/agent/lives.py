@@ -158,6 +158,7 @@ def forward_plan(step: Step, worker: Worker, message: PublishEpoch) -> None:
     if member is not None:
         worker.rank, worker.waiting, worker.epoch = member.rank, False, plan.epoch
     worker.stall_rebase = True
+    step.forget_stall(worker.name)
     if worker.can_hear:
         step.actions.append(SendWorker(worker.name, message, plan.epoch, plan.ended, plan.reason or "a new epoch"))
 

@@ -32,6 +32,12 @@ class Step:
         if self.state.is_connected:
             self.actions.append(SendCoordinator(message, reason))
 
+    def forget_stall(self, worker: str) -> None:
+        """Its clock begins anew, so what was said of it is over, whether it advances or not."""
+        kept = [r for r in self.state.reports if not (isinstance(r, WorkerStalled) and r.worker == worker)]
+        self.state.reports.clear()
+        self.state.reports.extend(kept)
+
     def report_up(self, worker: Worker, reason: str) -> None:
         """Not kept: the hello's inventory says the same."""
         if self.state.is_connected:
