@@ -260,6 +260,20 @@ def test_who_cannot_leave_keeps_what_it_has() -> None:
     assert saving.widths() == {"waits": 1} and saving.tasks()["saves"].leaving
 
 
+def test_what_a_drained_node_keeps_is_for_who_cannot_leave_it() -> None:
+    """Found by the swarm: another task of that node was thought to hold it, and a third one was sent there and waited
+    for ever."""
+    cluster = Cluster(nodes=2, slots=4)
+    cluster.run("saves", 1)
+    cluster.run("bare", 2, checkpoint_dir="", replicas_min=2)
+    assert {*cluster.tasks()["bare"].placement.values()} == {*cluster.tasks()["saves"].placement.values()} == {"n0"}
+    cluster.ask(on.DrainRequested("d", "n0", True))
+    cluster.run("third", 3, replicas_min=3)
+    homes = {name: {*target.values()} for name, target in cluster.machine.state.allocation.targets.items()}
+    assert homes == {"bare": {"n0"}, "saves": {"n1"}, "third": {"n1"}}
+    assert cluster.placed() == {"saves": 1, "bare": 2, "third": 3}
+
+
 def test_a_node_that_comes_back_smaller() -> None:
     cluster = Cluster(nodes=1, slots=4)
     cluster.run("wide", 4, replicas_min=4)

@@ -226,7 +226,7 @@ def _cluster(question: Question, there: dict[str, int]) -> Cluster:
     left = dict(there)
     for task in (task for task in state.tasks.values() if task.name in names):
         size = task.job.layout.replica_size
-        holds = {n: c for n, c in Counter(state.target(task.name).values()).items() if left.get(n, 0) >= c}
+        holds = {n: c for n, c in Counter(_held(question, task)).items() if left.get(n, 0) >= c}
         if sum(holds.values()) % size:
             holds = {}
         for node, count in holds.items():
@@ -238,6 +238,12 @@ def _cluster(question: Question, there: dict[str, int]) -> Cluster:
         relayout_s = {slots: seconds for slots, (_, seconds) in for_planner(state, task).items()} if holds else {}
         demands.append(demand_of(task, holds, surviving, widest, relayout_s))
     return Cluster(nodes, tuple(demands), 0, False, failures_of(state), transitions_of(state))
+
+
+def _held(question: Question, task: TaskState) -> list[str]:
+    """The node of each of its roles that may stay. What a drained node still counts is for who cannot leave it."""
+    nodes, is_stuck = question.state.nodes, task.name in question.facts.stuck
+    return [node for node in question.state.target(task.name).values() if is_stuck or not nodes[node].is_drained]
 
 
 def _stranger_name(nodes: tuple[Node, ...]) -> str:
@@ -323,7 +329,7 @@ def _roles(question: Question, task: TaskState, replica: int) -> dict[Rank, str]
 
 def _placed(question: Question, decision: Decision) -> Targets:
     """Where the planner puts them: what they hold, and its moves."""
-    want = {task.name: Counter(question.state.target(task.name).values()) for task in question.chosen}
+    want = {task.name: Counter(_held(question, task)) for task in question.chosen}
     for move in decision.moves:
         if move.task in want:
             want[move.task][move.node] += move.change

@@ -293,7 +293,8 @@ class CoordinatorHost:
             case ask.ProbeAgent():
                 self.world.probe(self, action.node)
             case ask.RecordIncident():
-                self.world.checkers.incident(action.incident)
+                if self.is_newest:  # one that stood still after its write tells it late, which is in nobody's journal
+                    self.world.checkers.incident(action.incident)
             case ask.Refused():
                 self.world.count(f"refused:{action.name}")
                 self.world.log(self.name, f"refused {action.name}: {action.reason}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from unicron.coordinator.job import Job
-from unicron.types import Layout
+from unicron.types import Budgets, Layout
 
 TASK = "task"
+FIRST_ITERATION_MS = 15_000.0  # of new workers: a hang there must end before progress is demanded
 
 
 @dataclass
@@ -45,6 +46,7 @@ class TaskOptions:
                 r * size: 1e12 * (r * size) ** self.speed for r in range(self.replicas_min or 1, layout.dp + 1)
             },
             measured=False,
+            budgets=Budgets(first_iteration_ms=FIRST_ITERATION_MS),
         )
 
 
