@@ -243,3 +243,17 @@ def test_a_return_to_a_checkpoint_that_not_everybody_finished_is_done_again(afte
     driver.failed("n0.w0", inside=True)
     driver.fire("diagnose/t")
     assert driver.task.plan.kind is PlanKind.RECONNECT, "who went back and committed need not go back again"
+
+
+def test_somebody_finished_and_another_died_before_it_gave_its_account() -> None:
+    """Seed 3075: the healing's bound made a plan with a worker that is gone, and the coordinator ended of it."""
+    driver = running(Layout(dp=3, num_micro_batches=3), nodes=3, slots=1, config=CONFIG)
+    driver.lost("n1.w0", "signal 9")
+    driver.finished("n0.w0")
+    driver.lost("n1.w1", "signal 9")  # its heir
+    driver.worker("n2.w0").progress += 1  # not deaf, and it says nothing
+    epoch = driver.task.epoch
+    driver.fire("heal/t")
+    assert driver.task.epoch == epoch == 2 and not driver.task.is_over
+    driver.fire("finish/t")
+    assert driver.task.is_over and "the others are lost" in driver.task.cause

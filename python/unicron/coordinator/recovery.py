@@ -253,6 +253,10 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
         return True
     plan = task.plan
     assert plan is not None
+    if task.finished:
+        _wait_for_the_last(step, task)
+        step.set_timer("heal", task.name, step.config.heal_ms_max, "somebody has left for good: no plan has everybody")
+        return False
     if any(not _is_heard(step, worker.node) for worker in map(task.holder, task.awaiting) if worker is not None):
         # Who was not heard is not known to stand still: the plan may not have reached it. The node's verdict, or its
         # return, comes first; both have bounds of their own.

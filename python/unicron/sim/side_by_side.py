@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from unicron.sim.record import Record
@@ -46,9 +46,10 @@ def run_chunks(
                     first, count = waiting.pop(0)
                     path = Path(folder) / f"{first}.json"
                     running[path] = (_start(first, count, path, extra), count)
-                for path in list(_ended({path: process for path, (process, _) in running.items()})):
-                    done += running.pop(path)[1]
-                    record.merge(path)
+                for path in [path for path, (process, _) in running.items() if process.poll() is not None]:
+                    count = running.pop(path)[1]
+                    _add(record, path, count)
+                    done += count
                     say(done)
                 time.sleep(LOOK_S)
         finally:
@@ -64,11 +65,10 @@ def _start(first: int, count: int, path: Path, extra: list[str]) -> subprocess.P
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
 
 
-def _ended(running: dict[Path, subprocess.Popen[bytes]]) -> Iterator[Path]:
-    for path, process in running.items():
-        if process.poll() is None:
-            continue
-        if not path.is_file():
-            text = path.with_suffix(".log").read_text(errors="replace")[-4000:]
-            raise RuntimeError(f"seeds from {path.stem} on: exit code {process.returncode}\n{text}")
-        yield path
+def _add(record: Record, path: Path, count: int) -> None:
+    before = record.data["seeds"]
+    if path.is_file():
+        record.merge(path)
+    if record.data["seeds"] != before + count:
+        text = path.with_suffix(".log").read_text(errors="replace").replace("\r", "\n")
+        raise RuntimeError(f"of {count} seeds from {path.stem} on not all were run:\n{text[-4000:]}")
