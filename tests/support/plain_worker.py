@@ -126,6 +126,7 @@ def main() -> None:
                 source = "none_needed"
                 if plan.restore:
                     iteration, source = int(plan.restore.rpartition("/")[2]), "checkpoint"
+                    print("restored", iteration, flush=True)
                 if waiting:
                     rank, waiting, source = mine.rank, False, "own_arena"
                     memory = arena(rank, adopt=True)
