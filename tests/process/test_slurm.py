@@ -127,6 +127,7 @@ def test_a_node_is_lost_and_a_spare_takes_its_place(cluster: Slurm, trained: Tra
     assert trained.workers(3).items() >= {(node, pid) for node, pid in before.items() if node != lost}
     eventually(lambda: trained.said(f"{lost} failed, and is drained"), 60)
     assert cluster.drained(lost).startswith("unicron: ")
+    cluster.call("scontrol", "update", f"nodename={lost}", "state=down", "reason=no power")  # not to wait for a timeout
     eventually(lambda: trained.said(f"{lost} is given up: Slurm took it out of the job"), 60)
 
     cluster.call("scancel", "--batch", "--signal=USR1", trained.job)

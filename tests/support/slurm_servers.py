@@ -46,7 +46,6 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
 SlurmctldLogFile={folder}/ctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
-SlurmdTimeout=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
