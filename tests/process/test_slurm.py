@@ -127,7 +127,7 @@ def test_a_node_is_lost_and_a_spare_takes_its_place(cluster: Slurm, trained: Tra
     assert trained.workers(3).items() >= {(node, pid) for node, pid in before.items() if node != lost}
     eventually(lambda: trained.said(f"{lost} failed, and is drained"), 60)
     assert cluster.drained(lost).startswith("unicron: ")
-    cluster.call("scontrol", "update", f"nodename={lost}", "state=down", "reason=no power")  # not to wait for a timeout
+    cluster.down(lost)
     eventually(lambda: trained.said(f"{lost} is given up: Slurm took it out of the job"), 60)
 
     cluster.call("scancel", "--batch", "--signal=USR1", trained.job)
@@ -136,6 +136,7 @@ def test_a_node_is_lost_and_a_spare_takes_its_place(cluster: Slurm, trained: Tra
     cluster.call("scontrol", "update", f"nodename={lost}", "state=resume", check=False)
     trained.goes_on()
     assert len(trained.workers(3)) == 3
+    assert cluster.drained(lost) == ""  # what its former run found is not said again
 
 
 def test_before_a_preemption_it_saves_and_the_urgent_job_runs(cluster: Slurm, trained: Trained, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_the_batch_script_is_told_before_its_time_is_over(cluster: Slurm, traine
 def test_run_without_the_batch_script(cluster: Slurm, trained: Trained) -> None:
     """What the script says in options is not there: a notice is read from the job's end, a drained node is left."""
     run = shlex.join([*UNICRON, "run", "--requeue", *trained.words, *trained.script])
-    trained.sbatch("--no-kill", f"--wrap=exec {run}")
+    trained.sbatch("--no-kill", "--open-mode=append", f"--wrap=exec {run}")
     before = trained.begins()
     (spare,) = set(cluster.nodes) - set(before)
     left = next(node for node in before if node != "n0")
@@ -168,8 +169,8 @@ def test_run_without_the_batch_script(cluster: Slurm, trained: Trained) -> None:
     cluster.lose(lost)
     eventually(lambda: trained.said(r"SEV1: node lost \(rank \d on " + lost), 60)
     assert len(trained.workers(2)) == 2
-    ends = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 55))
-    cluster.call("scontrol", "update", f"job={trained.job}", f"endtime={ends}")
+    cluster.ends_in(trained.job, 55)
+    cluster.down(lost)
     trained.pending_again()
     cluster.call("scontrol", "update", f"nodename={left}", "state=resume")
     cluster.start(lost)
@@ -186,8 +187,7 @@ def test_run_under_salloc(cluster: Slurm, trained: Trained) -> None:
         cluster.lose(lost)
         assert set(eventually(lambda: trained.workers(3), 60)) == {*before, spare} - {lost}
         job = cluster.call("squeue", "--noheader", "--format=%i").split()[0]
-        ends = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 55))
-        cluster.call("scontrol", "update", f"job={job}", f"endtime={ends}")
+        cluster.ends_in(job, 55)
         assert command.process.wait(60) == slurm.EXIT_REQUEUE
         assert trained.said("suspended after")
 

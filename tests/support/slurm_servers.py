@@ -146,14 +146,22 @@ class Slurm:
         return {node: pid for pid, node, name in self._in_steps() if name.startswith("unicron worker")}
 
     def lose(self, node: str) -> None:
-        """As if its power were cut: slurmd, then the steps' daemons, before they can tell, then what these started."""
-        started = [pid for pid, where, _ in self._in_steps() if where == node]
-        parents = {int(_stat(pid)[1]) for pid in started}
-        steps = [pid for pid in parents if Path(f"/proc/{pid}/comm").read_text().startswith("slurmstepd")]
+        """As if its power were cut: first who could tell (slurmd, the steps' daemons, agents), then the rest."""
+        here = [(pid, name) for pid, where, name in self._in_steps() if where == node]
+        agents = [pid for pid, name in here if " agent " in name]
+        parents = {int(_stat(pid)[1]) for pid in agents}
         self._servers.pop(node).close()
-        for pid in steps + started:
+        for pid in [*parents, *agents, *(pid for pid, _ in here if pid not in agents)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def ends_in(self, job: str, seconds: float) -> None:
+        ends = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+        self.call("scontrol", "update", f"job={job}", f"endtime={ends}")
+
+    def down(self, node: str) -> None:
+        """What slurmctld makes of a lost node in SlurmdTimeout, at once. Until then no job on it ends."""
+        self.call("scontrol", "update", f"nodename={node}", "state=down", "reason=no power")
 
     def _in_steps(self) -> list[tuple[int, str, str]]:
         """(process, node, command line) of all that runs in this Slurm's steps."""

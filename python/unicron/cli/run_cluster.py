@@ -65,8 +65,11 @@ class Run:
 
         def watch(cluster: SlurmCluster, view: RunView) -> Watch:
             watched = view.watch()
+            former = {found["id"] for found in cluster.incidents() if found["outcome"]}  # before the job was requeued
 
             def incident(found: dict[str, Any]) -> None:
+                if found["id"] in former:
+                    return
                 shown(found)
                 if found["severity"] == "SEV1" and found["outcome"] and found["root"]["node"]:
                     view.say(drain(found["root"]["node"], found["cause"] or found["fault"], drains))
