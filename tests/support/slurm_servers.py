@@ -46,6 +46,7 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
 SlurmctldLogFile={folder}/ctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal

@@ -53,12 +53,11 @@ def main(
 ) -> int:
     """One task on this machine, in the place of torchrun. Ends with the script's exit code.
 
-    In a Slurm allocation: on all its nodes. Before its end, or on SIGUSR1, the task saves, and the exit code is 75
-    (deploy/slurm).
+    In a Slurm allocation: on all its nodes; before its end, or on SIGUSR1, it saves and ends with 75 (deploy/slurm).
 
     Example: unicron run --agents 2 --nproc-per-node 2 train.py --lr 1e-3
     """
-    from unicron.cli.run_cluster import HINT, Run
+    from unicron.cli.run_cluster import InSlurm, Run
     from unicron.coordinator.job import Job
     from unicron.runtime import slurm
     from unicron.runtime.job_file import absolute, world_layout
@@ -86,11 +85,8 @@ def main(
         restart_max=max_restarts,
         observe_only=observe_only,
     )
-    sys.stderr.write("" if is_managed else f"unicron run: {HINT}\n")
     run = Run(job, agents, slots, imports if is_managed else "", quiet=quiet, json=json)
-    if not allocation:
-        return run.here()
-    return run.in_allocation(allocation, drains=drain_bad_nodes, save_before_s=save_before, requeue=requeue)
+    return run.in_allocation(allocation, InSlurm(drain_bad_nodes, save_before, requeue)) if allocation else run.here()
 
 
 def _command(script: list[str], *, module: bool) -> tuple[str, ...]:

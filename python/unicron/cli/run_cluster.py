@@ -27,6 +27,13 @@ NOTICE = signal.SIGUSR1
 Cluster = TypeVar("Cluster", bound=LocalCluster)
 
 
+@dataclass(frozen=True)
+class InSlurm:
+    drains: bool  # nodes that failed, so that other jobs do not get them
+    save_before_s: float  # the job's end
+    requeue: bool  # the job, once it saved
+
+
 @dataclass
 class Run:
     job: Job
@@ -53,7 +60,7 @@ class Run:
             lambda cluster, view: view.watch(),
         )
 
-    def in_allocation(self, allocation: slurm.Allocation, *, drains: bool, save_before_s: float, requeue: bool) -> int:
+    def in_allocation(self, allocation: slurm.Allocation, wanted: InSlurm) -> int:
         """On all its nodes; those that the task does not need stand by."""
         state = Path(self.job.log_dir) / f".unicron-{allocation.job}"
 
@@ -65,32 +72,33 @@ class Run:
 
         def watch(cluster: SlurmCluster, view: RunView) -> Watch:
             watched = view.watch()
-            former = {found["id"] for found in cluster.incidents() if found["outcome"]}  # before the job was requeued
+            # A requeued job's journal: what failed in its former run, and all of that run's agents, which it misses.
+            former = {found["id"] for found in cluster.incidents()}
 
             def incident(found: dict[str, Any]) -> None:
                 if found["id"] in former:
                     return
                 shown(found)
                 if found["severity"] == "SEV1" and found["outcome"] and found["root"]["node"]:
-                    view.say(drain(found["root"]["node"], found["cause"] or found["fault"], drains))
+                    view.say(drain(found["root"]["node"], found["cause"] or found["fault"], wanted.drains))
 
-            def state(row: dict[str, Any]) -> None:
+            def row(found: dict[str, Any]) -> None:
                 while cluster.news:
                     view.say(cluster.news.pop(0))
-                state_shown(row)
+                row_shown(found)
 
             def notice() -> str:
-                return self._notice[0] if self._notice else cluster.ending(save_before_s)
+                return self._notice[0] if self._notice else cluster.ending(wanted.save_before_s)
 
             shown, watched.incident = watched.incident, incident
-            state_shown, watched.state = watched.state, state
+            row_shown, watched.state = watched.state, row
             watched.notice = notice
             watched.refused = lambda text: view.say(f"cannot save before the end: {text}")
             return watched
 
         signal.signal(NOTICE, lambda number, _: self._notice.append(signal.Signals(number).name))
         code = self._life(new, watch)
-        if self._left and requeue:
+        if self._left and wanted.requeue:
             sys.stderr.write(f"unicron: {again(allocation.job)}\n")
         return code
 
@@ -100,6 +108,7 @@ class Run:
 
         for number in ENDS:
             signal.signal(number, interrupted)
+        sys.stderr.write("" if self.job.managed else f"unicron run: {HINT}\n")
         logs = Path(self.job.log_dir)
         cluster = new()
         view = RunView(logs / self.job.name, quiet=self.quiet, to_stderr=self.json)

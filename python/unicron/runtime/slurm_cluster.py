@@ -7,7 +7,6 @@ task where it was. A step that ends is begun again, a few times; then its node i
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -38,7 +37,9 @@ class SlurmCluster(LocalCluster):
         self._incarnations = dict.fromkeys(self.nodes, allocation.restarts * LIVES_MAX)
         self._begun_s: dict[str, list[float]] = {node: [] for node in self.nodes}
         self._watch = SlurmWatch(allocation)
-        self._drained: set[str] = set()  # by us, because they are in Slurm
+        self._drained_file = state / "drained-in-slurm"  # outlives the job, as the journal does, where they are drained
+        said = self._drained_file.read_text().split() if self._drained_file.exists() else []
+        self._drained = set(said) & set(self.nodes)  # by us, because they are in Slurm
         self._kept: set[str] = set()  # drained in Slurm, and needed here
         self.given_up: list[str] = []
         self.news: list[str] = []  # for whoever shows them, and takes them out
@@ -128,15 +129,20 @@ class SlurmCluster(LocalCluster):
                 self._leave(node, f"drained in Slurm: {reason}")
 
     def _leave(self, node: str, reason: str) -> None:
-        left = len(self.nodes) - len(self.given_up) - len(self._drained)
-        if left > self._needed:
+        usable = {*self.nodes} - {*self.given_up} - self._drained
+        if len(usable) > self._needed:
             self._tell(node, drained=True, reason=reason)
         elif node not in self._kept:
             self._kept.add(node)
             self.news.append(f"{node} is {reason}; it is used on, because no node stands by")
 
     def _tell(self, node: str, *, drained: bool, reason: str) -> None:
-        with contextlib.suppress(CoordinatorSilent, CoordinatorRefused):  # again at the next turn
+        try:
             (self.drain if drained else self.undrain)(node)
-            (self._drained.add if drained else self._drained.discard)(node)
             self.news.append(f"{node} is {reason}: " + ("its roles move" if drained else "it is used again"))
+        except CoordinatorSilent:
+            return  # again at the next turn
+        except CoordinatorRefused:
+            pass  # a person did it already
+        (self._drained.add if drained else self._drained.discard)(node)
+        self._drained_file.write_text(" ".join(sorted(self._drained)))
