@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from clusters import PLAIN, eventually
+from clusters import PLAIN, eventually, plain_job
 from servers import ROOT, Server, program
 from slurm_servers import Slurm
 from unicron.runtime import processes, slurm
+from unicron.runtime.local_cluster import LocalCluster
 from unicron.runtime.slurm import INTERACTIVE_STEP, Allocation
 from unicron.runtime.slurm_watch import Sight, sight
 
@@ -36,7 +37,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
         started.environment["UNICRON"] = shlex.join(UNICRON)
         yield started
         started.call("scancel", "--user=root", check=False)
-        eventually(lambda: not left_of(tmp_path), 30)
+        eventually(lambda: not left_of(tmp_path) and not started.in_steps(), 30)
 
 
 class Trained:
@@ -186,6 +187,24 @@ def test_run_under_salloc(cluster: Slurm, trained: Trained) -> None:
         cluster.ends_in(job, 55)
         assert command.process.wait(60) == slurm.EXIT_REQUEUE
         assert trained.said("suspended after")
+
+
+def test_two_jobs_lend_their_nodes_to_a_coordinator_outside(cluster: Slurm, tmp_path: Path) -> None:
+    """The notice of the first is a planned move to the nodes of the second."""
+    with LocalCluster(0, imports="unicron._core", log_dir=tmp_path / "daemons") as outside:
+        cluster.environment.update(UNICRON_COORDINATOR=outside.address, UNICRON_KEYS=str(outside.state / "keys"))
+        agent = ["--slots", "1", "--understudies", "0", "--import", "unicron._core", "--metrics", ""]
+        lend = ["sbatch", "--nodes=2", f"--output={tmp_path}/%j.out", str(BATCH), *agent]
+        first = cluster.call(*lend).split()[-1]
+        eventually(lambda: [n["phase"] for n in outside.ask("nodes")] == ["up"] * 2, 60)
+        task = outside.submit(plain_job("lent", tmp_path / "logs", iterations=1_000_000))
+        eventually(lambda: {w.node for w in outside.workers(task)} == {"n0", "n1"}, 60)
+        cluster.call(*lend)
+        eventually(lambda: [n["phase"] for n in outside.ask("nodes")] == ["up"] * 4, 60)
+        cluster.call("scancel", "--batch", "--signal=USR1", first)
+        eventually(lambda: {w.node for w in outside.workers(task)} == {"n2", "n3"}, 60)
+        assert {i["outcome"] for i in outside.incidents(task)} == {"healed"}, outside.incidents(task)
+        outside.cancel(task)
 
 
 def test_what_slurm_says_is_understood(cluster: Slurm) -> None:

@@ -144,11 +144,11 @@ class Slurm:
 
     def workers(self) -> dict[str, int]:
         """node -> process of a worker there."""
-        return {node: pid for pid, node, name in self._in_steps() if name.startswith("unicron worker")}
+        return {node: pid for pid, node, name in self.in_steps() if name.startswith("unicron worker")}
 
     def lose(self, node: str) -> None:
         """As if its power were cut: first who could tell (slurmd, the steps' daemons, agents), then the rest."""
-        here = [(pid, name) for pid, where, name in self._in_steps() if where == node]
+        here = [(pid, name) for pid, where, name in self.in_steps() if where == node]
         agents = [pid for pid, name in here if " agent " in name]
         parents = {int(_stat(pid)[1]) for pid in agents}
         self._servers.pop(node).close()
@@ -164,7 +164,7 @@ class Slurm:
         """What slurmctld makes of a lost node in SlurmdTimeout, at once. Until then no job on it ends."""
         self.call("scontrol", "update", f"nodename={node}", "state=down", "reason=no power")
 
-    def _in_steps(self) -> list[tuple[int, str, str]]:
+    def in_steps(self) -> list[tuple[int, str, str]]:
         """(process, node, command line) of all that runs in this Slurm's steps."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
