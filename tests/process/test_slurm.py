@@ -36,8 +36,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
             monkeypatch.setenv("LD_LIBRARY_PATH", started.environment["LD_LIBRARY_PATH"])
         started.environment["UNICRON"] = shlex.join(UNICRON)
         yield started
-        started.call("scancel", "--user=root", check=False)
-        eventually(lambda: not left_of(tmp_path) and not started.in_steps(), 30)
+        started.end_jobs()
+        eventually(lambda: not left_of(tmp_path), 30)
 
 
 class Trained:

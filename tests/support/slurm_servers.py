@@ -167,20 +167,43 @@ class Slurm:
     def in_steps(self) -> list[tuple[int, str, str]]:
         """(process, node, command line) of all that runs in this Slurm's steps."""
         found = []
+        for pid, words in self._with_our_configuration():
+            if "SLURM_STEP_ID" in words:
+                with contextlib.suppress(OSError):
+                    name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found.append((pid, words["SLURMD_NODENAME"], name))
+        return found
+
+    def _with_our_configuration(self) -> list[tuple[int, dict[str, str]]]:
+        """(process, its environment) of whatever lives and belongs to this Slurm, itself included."""
+        found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                words = dict(word.partition(b"=")[::2] for word in (path / "environ").read_bytes().split(b"\0"))
-                ours = words.get(b"SLURM_CONF", b"").decode() == str(self._config)
-                if ours and b"SLURM_STEP_ID" in words and _stat(int(path.name))[0] != "Z":
-                    name = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    found.append((int(path.name), words[b"SLURMD_NODENAME"].decode(), name))
+                text = (path / "environ").read_bytes().decode(errors="replace")
+                words = dict(word.partition("=")[::2] for word in text.split("\0"))
+                if words.get("SLURM_CONF") == str(self._config) and _stat(int(path.name))[0] != "Z":
+                    found.append((int(path.name), words))
         return found
+
+    def end_jobs(self) -> None:
+        """All of them, to their last step: what is left of one would look for its slurmctld for ever."""
+        self.call("scancel", f"--user={getpass.getuser()}", check=False)
+        for node in self.nodes:
+            if node not in self._servers:
+                self.down(node)
+        deadline = time.monotonic() + UP_S_MAX
+        while self.call("squeue", "--noheader") or self.in_steps():
+            assert time.monotonic() < deadline, self.call("squeue")
+            time.sleep(0.1)
 
     def close(self) -> None:
         for server in reversed(self._servers.values()):
             server.process.terminate()
         for server in reversed(self._servers.values()):
             server.close()
+        for pid, _ in self._with_our_configuration():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def __enter__(self) -> Self:
         return self
