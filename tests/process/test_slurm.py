@@ -185,6 +185,7 @@ def test_run_under_salloc(cluster: Slurm, trained: Trained) -> None:
         assert set(eventually(lambda: trained.workers(3), 60)) == {*before, spare} - {lost}
         job = cluster.call("squeue", "--noheader", "--format=%i").split()[0]
         cluster.ends_in(job, 55)
+        cluster.down(lost)
         assert command.process.wait(60) == slurm.EXIT_REQUEUE
         assert trained.said("suspended after")
 
