@@ -20,6 +20,8 @@ from unicron.messages import (
     Finished,
     FinishUnderstudies,
     Healed,
+    MoveReady,
+    MoveRoles,
     PublishEpoch,
     SaveAndHold,
     Saved,
@@ -89,6 +91,13 @@ def healed(rank: int, plan: EpochPlan, iteration: int, source: str) -> Healed:
     )
 
 
+def come_along(order: MoveRoles, rank: int, iteration: int) -> MoveReady:
+    """How far it is with a move of roles: there are no groups to make and no state to send."""
+    joiners = tuple(m.worker for m in order.plan.members if m.rank in order.plan.heirs)
+    phase = "moved" if order.switch and WORKER in joiners else "prepared"
+    return MoveReady(WORKER, rank, order.plan.epoch, phase, iteration, joiners)
+
+
 def tell_pause(last_s: float) -> float:
     """Now, which is when the next iteration begins."""
     now_s = time.monotonic()
@@ -118,17 +127,23 @@ def main() -> None:
                 if rank == min(plan.ranks):
                     path = f"{welcome.checkpoint_dir}/{iteration}"
                     monitor.send(encode(Saved(WORKER, rank, iteration, path, plan.epoch, final=True)), 1000)
+            if isinstance(message, MoveRoles):
+                holds = message.switch and not waiting
+                monitor.send(encode(come_along(message, rank, iteration)), 1000)
             if isinstance(message, PublishEpoch):
                 plan, holds = message.plan, False
                 mine = next((m for m in plan.members if m.worker == WORKER), None)
+                if mine is None and plan.kind == "move" and not waiting:
+                    sys.exit(0)  # its role is elsewhere
                 if mine is None:
                     continue
                 source = "none_needed"
                 if plan.restore:
                     iteration, source = int(plan.restore.rpartition("/")[2]), "checkpoint"
+                    print("restored", iteration, flush=True)
                 if waiting:
                     rank, waiting, source = mine.rank, False, "own_arena"
-                    memory = arena(rank, adopt=True)
+                    memory = arena(rank, adopt=plan.kind != "move")
                     iteration = int(os.pread(memory, 16, _core.ARENA_HEADER_BYTES).strip(b"\0") or b"0")
                     monitor.send(encode(WorkerReady(WORKER, rank, False)), 1000)
                 print("plan", plan.epoch, plan.kind.value, "rank", rank, flush=True)

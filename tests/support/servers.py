@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +34,11 @@ def program(name: str) -> str:
     return found
 
 
+def libraries() -> list[Path]:
+    """Of the programs that tests/servers.sh unpacked."""
+    return sorted((UNPACKED / "lib").glob("*-linux-gnu"))
+
+
 def http(url: str, timeout_s: float = 5.0) -> tuple[int, str]:
     """(status, text), also of an error."""
     try:
@@ -46,10 +52,13 @@ def http(url: str, timeout_s: float = 5.0) -> tuple[int, str]:
 class Server:
     """A process whose log says when it is up."""
 
-    def __init__(self, command: list[str], log: Path) -> None:
+    def __init__(self, command: list[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        """environment: None: ours."""
         self.log = log
         with log.open("ab") as file:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            self.process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """The line of its log that says so."""

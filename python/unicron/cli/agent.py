@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,8 @@ def main(
 
     Example: unicron agent --coordinator 10.0.0.1:7070 --slots 8 --host 10.0.0.2 --keys keys
     """
+    if "SLURM_STEP_ID" in os.environ:  # Slurm sends a job's notice to all its steps, unless that says B:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # and no worker shall die of it
     from unicron.planner.cluster import NAME
     from unicron.runtime import logs
     from unicron.runtime.agent_daemon import run_with_template

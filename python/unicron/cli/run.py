@@ -46,17 +46,18 @@ def main(
     ] = "torch,megatron.core,unicron.training",
     standalone: Annotated[bool, typer.Option("--standalone", help="Always so here.")] = False,
     drain_bad_nodes: Annotated[bool, typer.Option(help="In Slurm: drain nodes that failed.")] = False,
+    save_before: Annotated[float, typer.Option(help="In Slurm: save and leave so many seconds before the end.")] = 60.0,
+    requeue: Annotated[bool, typer.Option("--requeue", help="In Slurm: queue the job again then.")] = False,
     quiet: Annotated[bool, typer.Option(help="Do not show what the workers write.")] = False,
     json: Json = False,
 ) -> int:
     """One task on this machine, in the place of torchrun. Ends with the script's exit code.
 
-    In a Slurm batch script: on all nodes of the allocation. SIGUSR1 is then a notice that it will end: the task saves,
-    and the exit code is 75 (deploy/slurm).
+    In a Slurm allocation: on all its nodes; before its end, or on SIGUSR1, it saves and ends with 75 (deploy/slurm).
 
     Example: unicron run --agents 2 --nproc-per-node 2 train.py --lr 1e-3
     """
-    from unicron.cli.run_cluster import HINT, Run
+    from unicron.cli.run_cluster import InSlurm, Run
     from unicron.coordinator.job import Job
     from unicron.runtime import slurm
     from unicron.runtime.job_file import absolute, world_layout
@@ -84,9 +85,8 @@ def main(
         restart_max=max_restarts,
         observe_only=observe_only,
     )
-    sys.stderr.write("" if is_managed else f"unicron run: {HINT}\n")
     run = Run(job, agents, slots, imports if is_managed else "", quiet=quiet, json=json)
-    return run.in_allocation(allocation, drain_bad_nodes) if allocation else run.here()
+    return run.in_allocation(allocation, InSlurm(drain_bad_nodes, save_before, requeue)) if allocation else run.here()
 
 
 def _command(script: list[str], *, module: bool) -> tuple[str, ...]:

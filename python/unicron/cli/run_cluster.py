@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from unicron.cli.common import Problem, print_json
 from unicron.cli.run_view import RunView
@@ -24,6 +24,14 @@ HINT = (
 )
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTICE = signal.SIGUSR1
+Cluster = TypeVar("Cluster", bound=LocalCluster)
+
+
+@dataclass(frozen=True)
+class InSlurm:
+    drains: bool  # nodes that failed, so that other jobs do not get them
+    save_before_s: float  # the job's end
+    requeue: bool  # the job, once it saved
 
 
 @dataclass
@@ -35,6 +43,7 @@ class Run:
     quiet: bool
     json: bool
     _notice: list[str] = field(default_factory=list)
+    _left: bool = False  # it saved on a notice; a script may end with 75 for its own reasons
 
     def here(self) -> int:
         """On this machine."""
@@ -48,49 +57,67 @@ class Run:
                 log_dir=logs / ".unicron",
                 owner=f"unicron run {self.job.name}",
             ),
-            lambda view: view.watch(),
+            lambda cluster, view: view.watch(),
         )
 
-    def in_allocation(self, allocation: slurm.Allocation, drains: bool) -> int:
+    def in_allocation(self, allocation: slurm.Allocation, wanted: InSlurm) -> int:
         """On all its nodes; those that the task does not need stand by."""
         state = Path(self.job.log_dir) / f".unicron-{allocation.job}"
 
-        def watch(view: RunView) -> Watch:
+        def new() -> SlurmCluster:
+            return SlurmCluster(
+                allocation, self.slots, self.job.understudies, needed=self.agents, state=state, imports=self.imports,
+                log_dir=state / "daemons",
+            )  # fmt: skip
+
+        def watch(cluster: SlurmCluster, view: RunView) -> Watch:
             watched = view.watch()
+            # A requeued job's journal: what failed in its former run, and all of that run's agents, which it misses.
+            former = {found["id"] for found in cluster.incidents()}
 
             def incident(found: dict[str, Any]) -> None:
+                if found["id"] in former:
+                    return
                 shown(found)
                 if found["severity"] == "SEV1" and found["outcome"] and found["root"]["node"]:
-                    view.say(drain(found["root"]["node"], found["cause"] or found["fault"], drains))
+                    view.say(drain(found["root"]["node"], found["cause"] or found["fault"], wanted.drains))
+
+            def row(found: dict[str, Any]) -> None:
+                while cluster.news:
+                    view.say(cluster.news.pop(0))
+                row_shown(found)
+
+            def notice() -> str:
+                return self._notice[0] if self._notice else cluster.ending(wanted.save_before_s)
 
             shown, watched.incident = watched.incident, incident
-            watched.notice = lambda: self._notice[0] if self._notice else ""
+            row_shown, watched.state = watched.state, row
+            watched.notice = notice
             watched.refused = lambda text: view.say(f"cannot save before the end: {text}")
             return watched
 
         signal.signal(NOTICE, lambda number, _: self._notice.append(signal.Signals(number).name))
-        return self._life(
-            lambda: SlurmCluster(
-                allocation, self.slots, self.job.understudies, state=state, imports=self.imports,
-                log_dir=state / "daemons",
-            ),
-            watch,
-        )  # fmt: skip
+        code = self._life(new, watch)
+        if self._left and wanted.requeue:
+            sys.stderr.write(f"unicron: {again(allocation.job)}\n")
+        return code
 
-    def _life(self, new: Callable[[], LocalCluster], watch: Callable[[RunView], Watch]) -> int:
+    def _life(self, new: Callable[[], Cluster], watch: Callable[[Cluster, RunView], Watch]) -> int:
         def interrupted(number: int, _: object) -> None:
             raise SystemExit(128 + number)
 
         for number in ENDS:
             signal.signal(number, interrupted)
+        sys.stderr.write("" if self.job.managed else f"unicron run: {HINT}\n")
         logs = Path(self.job.log_dir)
         cluster = new()
         view = RunView(logs / self.job.name, quiet=self.quiet, to_stderr=self.json)
         try:
             view.say("starting")
             cluster.start()
-            view.say(f"from elsewhere: unicron ps --coordinator {cluster.address} --keys {cluster.directory}/keys")
-            result = run_task(cluster, self.job, watch(view))
+            view.say(f"from elsewhere: unicron ps --coordinator {cluster.address} --keys {cluster.state}/keys")
+            result = run_task(cluster, self.job, watch(cluster, view))
+            self._left = result.outcome == "suspended"
         except ClusterProblem as problem:
             raise Problem(str(problem)) from None
         finally:
@@ -117,3 +144,11 @@ def drain(node: str, reason: str, drains: bool) -> str:
     except slurm.SlurmProblem as problem:
         return f"{node} failed, and could not be drained: {problem}"
     return f"{node} failed, and is drained"
+
+
+def again(job: str) -> str:
+    try:
+        slurm.requeue(job)
+    except slurm.SlurmProblem as problem:
+        return f"saved; job {job} is not queued again: {problem}"
+    return f"saved; job {job} goes back into the queue"

@@ -1,18 +1,21 @@
 """Slurm, seen from inside an allocation: the only place that reads SLURM_* and calls scontrol and srun.
 
-`unicron run` in a batch script finds its allocation here. The job's exit code 75 asks the script to requeue it.
+`unicron run` in a batch script or under salloc finds its allocation here.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: saved, and to be started again
 SCONTROL_S_MAX = 30.0
 STEP_S_MAX = 60  # until a step must have begun on a node
+INTERACTIVE_STEP = "4294967290"  # where salloc starts a shell inside the allocation; any other step is one of many
+REASON = "unicron: "  # of the nodes that we drain
 
 
 class SlurmProblem(OSError):
@@ -36,7 +39,7 @@ class Allocation:
 def allocation(environment: Mapping[str, str]) -> Allocation | None:
     """The one around us; None outside of Slurm, and in a step (there the allocation is its batch script's)."""
     job, hostlist = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_NODELIST", "")
-    if not job or not hostlist or "SLURM_STEP_ID" in environment:
+    if not job or not hostlist or environment.get("SLURM_STEP_ID", INTERACTIVE_STEP) != INTERACTIVE_STEP:
         return None
     restarts = environment.get("SLURM_RESTART_COUNT", "0")
     return Allocation(job, expand(hostlist), int(restarts) if restarts.isdecimal() else 0)
@@ -61,7 +64,7 @@ def own_address() -> str:
 
 
 def drain_words(node: str, reason: str) -> list[str]:
-    return ["update", f"nodename={node}", "state=drain", f"reason=unicron: {reason}"]
+    return ["update", f"nodename={node}", "state=drain", f"reason={REASON}{reason}"]
 
 
 def drain(node: str, reason: str) -> None:
@@ -69,11 +72,26 @@ def drain(node: str, reason: str) -> None:
     _scontrol(*drain_words(node, reason))
 
 
+def requeue(job: str) -> None:
+    """It begins anew with the same number, two minutes later at the earliest. Ends whatever runs in it."""
+    _scontrol("requeue", job)
+
+
+def show_job(job: str) -> str:
+    return _scontrol("--oneliner", "show", "job", job)
+
+
+def show_nodes(nodes: Sequence[str]) -> str:
+    """A line a node."""
+    return _scontrol("--oneliner", "show", "node", ",".join(nodes))
+
+
 def _scontrol(*words: str) -> str:
     try:
         ended = subprocess.run(
-            ["scontrol", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SCONTROL_S_MAX
-        )
+            ["scontrol", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SCONTROL_S_MAX,
+            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+        )  # fmt: skip
     except FileNotFoundError:
         raise SlurmProblem("inside a Slurm allocation, and there is no scontrol in PATH") from None
     except subprocess.TimeoutExpired:
