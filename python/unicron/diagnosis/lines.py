@@ -18,6 +18,14 @@ HEAD_LINES = 200  # looked at to find out whether srun labelled the lines
 LABELLED_SHARE_MIN = 0.5
 
 _PREFIX = re.compile(r"\[(?:rank|default)?(?P<rank>\d{1,7})\](?::|(?=\s))\s?(?=\S)")
+# The same with a time before it; what mpirun and horovodrun put before each line.
+_STAMPED = re.compile(r"\[?20\d\d-[\d-]{5}[T ][\d:.,+Z]{8,32}\]? \[(?:rank|default)(?P<rank>\d{1,7})\]:?\s?(?=\S)")
+_TAGGED = re.compile(r"\[(?:\d{1,7},)?(?P<rank>\d{1,7})\]<std(?:err|out)>:\s?")
+# What kubectl and docker compose put before each line, and some programs: these say nothing of the lines after.
+_NAMED = re.compile(
+    r"\[pod/(?P<rank>[\w.-]{1,80})/[\w.-]{1,80}\] |(?P<rank_b>[a-z][\w.-]{0,60}[-_]\d{1,4})\s{1,8}\| |"
+    r"[Rr]ank ?(?P<rank_c>\d{1,7}): "
+)
 _SRUN_LABEL = re.compile(r"\s{0,6}(?P<rank>\d{1,7}): ")
 _NOBODY = re.compile(
     r"(?:srun|slurmstepd|salloc|sbatch|mpirun|prterun|torchrun)\b|[WEI]\d{4} .{0,60}torch/distributed/elastic"
@@ -25,7 +33,7 @@ _NOBODY = re.compile(
 _SPEAKER = re.compile(r"\[rank(?P<a>\d{1,7})\]|\[?(?:PG (?:ID )?\w+ .{0,60})?\bRank (?P<b>\d{1,7})(?:\]|, node)")
 
 _DATE = re.compile(
-    r"(?P<y>20\d\d)[-/](?P<m>\d\d)[-/](?P<d>\d\d)[T ](?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?P<f>[.,]\d{1,9})?"
+    r"(?P<y>20\d\d)[-/](?P<m>\d\d)[-/](?P<d>\d\d)[T _](?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?P<f>[.,]\d{1,9})?"
 )
 _GLOG = re.compile(r"\b[IWEF](?P<m>\d?\d)(?P<d>\d\d) (?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?P<f>\.\d{1,9})?")
 _CLOCK = re.compile(r"(?:^|[\s\[])(?P<H>[01]\d|2[0-3]):(?P<M>[0-5]\d):(?P<S>[0-5]\d)(?P<f>[.,]\d{1,9})?\b")
@@ -44,7 +52,12 @@ def ranked(lines: Iterable[str], *, labelled: bool = False) -> Iterator[tuple[st
         for number, line in enumerate(pieces(whole)):
             found = None
             if number == 0:
-                found = _PREFIX.match(line) or (_SRUN_LABEL.match(line) if labelled else None)
+                named = _NAMED.match(line)
+                if named is not None:
+                    yield named[named.lastgroup or 0], line[named.end() :]
+                    continue
+                found = _PREFIX.match(line) or _STAMPED.match(line) or _TAGGED.match(line)
+                found = found or (_SRUN_LABEL.match(line) if labelled else None)
             if found is not None:
                 rank = found["rank"]
                 line = line[found.end() :]
