@@ -22,6 +22,7 @@ _ENDED = re.compile(
     r"\[rank: (?P<child>\d{1,7})\] Child process with PID |"
     r"\b[Rr]ank (?P<plain>\d{1,7}) (?:has |was |is )?(?:exited|died|crashed|killed|terminated)\b"
 )
+_ENDED_WORDS = ("ank ", "ank: ", "rocess", "srun")
 _PEER = re.compile(
     r"\b(?:[Pp]eer|[Ff]rom|[Tt]o) (?:\[(?P<a>[\w.:-]{1,80})\]|(?P<b>[\w.-]{1,80}))(?:<\d{1,5}>|:\d{1,5}\b)"
 )
@@ -44,13 +45,13 @@ def numbers(text: str) -> tuple[str, ...]:
 
 def ended(line: str) -> tuple[str, ...]:
     """The ranks whose end a launcher's line tells of."""
-    found = _ENDED.search(line)
+    found = _ENDED.search(line) if any(word in line for word in _ENDED_WORDS) else None
     return numbers(found[found.lastgroup]) if found is not None and found.lastgroup else ()
 
 
 def peer(line: str) -> str:
     """The host or address that a line names as the other end: ``peer node-7<41210>``, ``peer [10.0.0.4]:1042``."""
-    found = _PEER.search(line)
+    found = _PEER.search(line) if "<" in line or "]:" in line else None
     return (found["a"] or found["b"]).removeprefix("::ffff:") if found is not None else ""
 
 

@@ -31,10 +31,10 @@ ADDRESSES_MAX = 16  # of one rank
 # Read here, not by rules.
 _ALSO = re.compile("xid|nvswitch|enqueued|workn|shape|local_rank|time\\s*: 5555-|root cause|failures:|: using|; oob")
 _COUNTED = ("nqueued", "WorkNCCL(", "FingerPrint(", " shape")  # a line with one may say how far a rank is
-_SUMMARY = re.compile(r"\s*rank\s*: (?P<rank>\d{1,7}) \(local_rank: ")
-_SUMMARY_TIME = re.compile(r"\s*time\s*: 20\d\d-")
-_SUMMARY_FIRST = re.compile(r"\s*Root Cause\b.{0,40}:\s*$")
-_SUMMARY_OTHERS = re.compile(r"\s*(?:Other )?Failures:\s*$")
+_SUMMARY = re.compile(
+    r"\s*(?:rank\s*: (?P<rank>\d{1,7}) \(local_rank: |(?P<time>time\s*: 20\d\d-)|"
+    r"(?P<first>Root Cause\b.{0,40}:\s*$)|(?P<others>(?:Other )?Failures:\s*$))"
+)
 _ENQUEUED = re.compile(
     r"(?:(?P<group>[\w\-.]+)[ :]+)?enqueued[= ](?P<enqueued>\d+)[ ,;]+completed[= ](?P<completed>\d+)|"
     r"last enqueued (?:NCCL )?work: (?P<enqueued2>\d+), last completed (?:NCCL )?work: (?P<completed2>\d+)"
@@ -144,7 +144,7 @@ class Reader:
 
     def _ask(self, entry: RankText, rank: str, line: str, number: int, rules: tuple[Rule, ...]) -> None:
         _follow(entry.summary, line)
-        if len(entry.addresses) < ADDRESSES_MAX:
+        if "NCCL" in line and len(entry.addresses) < ADDRESSES_MAX:
             entry.addresses.update(naming.own_addresses(line))
         finding, accused = self._finding(line, rules)
         is_counted = any(word in line for word in _COUNTED)
@@ -162,13 +162,9 @@ class Reader:
         if is_counted:
             _note_progress(self._entry(keys[0]) if keys else entry, line)
         if finding is not None:
-            at = number or entry.num_lines
-            finding = msgspec.structs.replace(
-                finding, line=at, last_line=at, text=line.strip()[:TEXT_CHARS_MAX], said_by="" if number else rank,
-                **_when(line, entry.summary),
-            )  # fmt: skip
+            said_by = "" if number else rank
             for key in keys or (rank,):
-                self._keep(self._entry(key), msgspec.structs.replace(finding, rank=key))
+                _keep(self._entry(key), key, finding, line, number or entry.num_lines, said_by, entry.summary)
             entry.spoke[finding.rule] = entry.num_lines
 
     def _key(self, name: str) -> str:
@@ -189,28 +185,39 @@ class Reader:
         accused = next((text for name, text in groups.items() if name.startswith("rank") and text), "")
         return finding, naming.numbers(accused)
 
-    def _keep(self, entry: RankText, finding: Finding) -> None:
-        known = entry.findings.get(finding.rule)
-        if known is None:
-            entry.findings[finding.rule] = finding
+
+def _keep(entry: RankText, key: str, finding: Finding, line: str, number: int, said_by: str, summary: Summary) -> None:
+    """Keep a finding about `key`: with the facts of its first line, once a rule.
+
+    Lines about one rank can come from several speakers: the earliest counts, in whatever order they are read.
+    """
+    known = entry.findings.get(finding.rule)
+    text = line.strip()[:TEXT_CHARS_MAX]
+    count, last = 1, number
+    if known is not None:
+        count = known.count + 1
+        is_same_text = known.said_by == said_by
+        last = max(number, known.last_line) if is_same_text else number
+        if (known.line, known.text, known.said_by) <= (number, text, said_by):
+            last = last if is_same_text else known.last_line
+            entry.findings[finding.rule] = msgspec.structs.replace(known, count=count, last_line=last)
             return
-        # Lines about one rank can come from several speakers: the earliest counts, in whatever order they are read.
-        first = min(known, finding, key=lambda f: (f.line, f.text, f.said_by))
-        last = max(f.last_line for f in (known, finding) if f.said_by == first.said_by)
-        entry.findings[finding.rule] = msgspec.structs.replace(first, count=known.count + 1, last_line=last)
+    entry.findings[finding.rule] = msgspec.structs.replace(
+        finding, rank=key, text=text, line=number, last_line=last, said_by=said_by, count=count, **_when(line, summary)
+    )
 
 
 def _follow(summary: Summary, line: str) -> None:
     """Note where in torchrun's summary a line is."""
     found = _SUMMARY.match(line)
-    if found is not None:
+    if found is None:
+        return
+    if found["rank"]:
         summary.rank, summary.num_lines = found["rank"], SUMMARY_LINES
-    elif _SUMMARY_TIME.match(line):
+    elif found["time"]:
         summary.time, summary.num_lines = line, 0
-    elif _SUMMARY_FIRST.match(line):
-        summary.is_first, summary.time = True, ""
-    elif _SUMMARY_OTHERS.match(line):
-        summary.is_first, summary.time = False, ""
+    else:
+        summary.is_first, summary.time = bool(found["first"]), ""
 
 
 def _when(line: str, summary: Summary) -> dict[str, Any]:

@@ -11,6 +11,7 @@ The order of the ranks never matters, and another rank that only echoes never ch
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 
@@ -29,6 +30,9 @@ EVIDENCE_MAX = 64
 DOING_LINES_MAX = 10  # a rank that has said more than so much since does something else by now
 
 _ORDER = {rule.name: index for index, rule in enumerate(RULES)}
+_MANY = re.compile(  # keys of several ranks
+    r"(?i)(?:all )?(?:the )?(?:others?|rest)\b.*|(?:ranks? ?)?\d+(?:\s?-\s?|, ?)\d.*"
+)
 _SHARED_SCOPES = (Scope.JOB, Scope.STORAGE)
 NOTHING = Diagnosis(Severity.INFO, Scope.PROCESS, Category.NONE, "no rule knows anything in this text")
 
@@ -197,7 +201,7 @@ def _silent(
     if len(doing) == 1:
         found = next(iter(doing.values()))
         return _hang(found.rank, found.scope, findings, f"others wait and it does not: {found.reason}")
-    if len(silent) == 1 and len(waiting) > 1:
+    if len(silent) == 1 and (len(waiting) > 1 or any(map(_MANY.fullmatch, waiting))):
         return _hang(silent.pop(), Scope.PROCESS, findings, "all others wait and it does not")
     return None
 

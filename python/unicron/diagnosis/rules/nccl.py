@@ -90,6 +90,10 @@ WATCHDOG_RULES = (
         r"(?:distributed_c10d\.py|torch/distributed).{0,80}\bin (?:all_?reduce|all_?gather\w*|"
         r"reduce_?scatter\w*|broadcast\w*|"
         r"barrier|monitored_barrier|all_to_all\w*|recv|send|wait)\b|"
+        r"\b(?:all_?reduce|all_?gather\w*|reduce_?scatter\w*|broadcast\w*|barrier|all_to_all\w*|recv|send|wait) "
+        r"\(.{0,120}(?:distributed_c10d\.py|torch/distributed)|"
+        r"torch/cuda/.{0,60}\bin synchronize\b|\bsynchronize \(.{0,120}torch/cuda/|"
+        r"p2p_communication\.py.{0,40}\bin \w|\w \(.{0,120}p2p_communication\.py:|"
         r"(?i:(?:stuck|blocked|hangs?) (?:in|at|for) .{0,40}(?:all_?reduce|all_?gather|barrier|"
         r"collective|nccl))",
         Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
