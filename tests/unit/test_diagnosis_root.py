@@ -221,6 +221,14 @@ NAMED = {
         {"n1": f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE ***\n{RESET}",
         "n2": RESET, "n3": ""},
     ),
+    "a kernel's log with its node's name": (
+        "n2", "SEV1 gpu", {"n2/dmesg": "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", "n1": RESET,
+        "n2": ""}
+    ),
+    "names with a rank and a host": (
+        "rank 1 (n2)", "SEV2 process",
+        {"rank 0 (n1)": "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 5 ms", "rank 1 (n2)": ""},
+    ),
     "a rank's line in the launcher's log": ("3", "FATAL job", {"launcher": "[rank3]: KeyError: 'x'", "0": RESET,
     "3": ""}),
     "a host with its domain": (
@@ -309,6 +317,9 @@ WAITING = {
     ),
     "numbers far apart are of two groups": (
         None, "SEV3 job", {"0": late(126639, "COALESCED"), "1": late(126639, "COALESCED"), "8": late(8812)}
+    ),
+    "numbers close to each other are of one": (
+        "2", "SEV2 process", {"0": late(4157), "1": late(4158), "2": late(4155), "3": late(4158)}
     ),
     "one other, with a stack": ("1", "SEV2 process", {"0": late(90), "1": '  File "data.py", line 7 in decode'}),
     "stacks of py-spy": (

@@ -16,8 +16,8 @@ from unicron.diagnosis.words import Progress
 
 SHARE_MAX = 0.5  # more ranks than this share behind are no root: the others are ahead
 # Members of one group wait at nearly the same number. Numbers without the name of their group that are further apart
-# are of different groups.
-GAP_MAX = 100
+# than this share of them (or than two, of small ones) are of different groups.
+GAP_SHARE_MAX = 0.02
 
 
 def laggards(ranks: Mapping[str, RankText]) -> list[str]:
@@ -53,10 +53,9 @@ def _behind(group: str, members: Mapping[str, Progress]) -> set[str]:
 
 
 def _is_one_group(numbers: Mapping[str, int]) -> bool:
-    """All that wait for one rank wait at one number, a little after the one where it stands."""
-    lowest = min(numbers.values())
-    others = {number for number in numbers.values() if number != lowest}
-    return len(others) <= 1 and max(numbers.values()) - lowest <= GAP_MAX
+    """Could these numbers be of one group, though no line says so?"""
+    highest = max(numbers.values())
+    return highest - min(numbers.values()) <= max(2, GAP_SHARE_MAX * highest)
 
 
 def _odd(started: Mapping[str, int]) -> set[str]:

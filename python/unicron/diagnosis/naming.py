@@ -30,8 +30,10 @@ _PEER = re.compile(
 _OWN_HOST = re.compile(r"(?P<host>[A-Za-z][\w.-]{0,80}):\d{1,8}:\d{1,8} \[\d{1,3}\] ")
 _OWN_ADDRESS = re.compile(r"(?:Bootstrap : Using|NET/Socket : Using|OOB) (?:\[\d+\])?[\w.-]{1,20}:(?P<ip>[\d.]{7,15})<")
 _RANK_KEY = re.compile(
-    r"(?i)(?:.*[^a-z])?(?:rank|r|proc|process|trainer|task)[ _:=\[-]{0,2}(?P<number>\d{1,7})\]?(?:\.\w{1,4})?"
+    r"(?i)(?:.*[^a-z])?(?:rank|r|proc|process|trainer|task)[ _:=\[-]{0,2}(?P<number>\d{1,7})\]?"
+    r"(?:\.\w{1,4}|[ @,:/(].*)?"
 )
+_PARTS = re.compile(r"[\s/:@(),]+")
 
 
 def numbers(text: str) -> tuple[str, ...]:
@@ -61,6 +63,12 @@ def own_addresses(line: str) -> tuple[str, ...]:
     return tuple(found for found in (host and short(host["host"]), address and address["ip"]) if found)
 
 
+def parts(key: str) -> tuple[str, ...]:
+    """The names in a key of several: ``dmesg n2``, ``rank 1 (n2)``. Numbers alone name nobody."""
+    found = tuple(part for part in _PARTS.split(key) if part and not part.isdigit())
+    return found if found != (key,) else ()
+
+
 def short(host: str) -> str:
     """A host's name without its domain; an address as it is."""
     return host if host[:1].isdigit() else host.partition(".")[0].lower()
@@ -74,7 +82,7 @@ class Keys:
         self._called: dict[str, str] = {}
         for key in keys:
             found = _RANK_KEY.fullmatch(key)
-            called = {short(key), str(int(found["number"])) if found is not None else key} - {key}
+            called = {short(key), *parts(key), str(int(found["number"])) if found is not None else key} - {key}
             for name in called:
                 self._called[name] = key if self._called.get(name, key) == key else ""
 

@@ -2,9 +2,9 @@
 
 Findings are compared by strength: hardware, then a stated cause, a local link, an exception nobody knows, a death
 without a reason, an abort, a witness of a peer; what only echoes another rank's failure never makes its rank the root.
-Among equals the rank with more evidence, then the one that spoke first, where the clocks can be compared; a cause that
-several ranks share and that belongs to the job or to storage has no root rank. When nobody says why, the root is who is
-behind: the lowest sequence number in the same process group, or the one that waits for nobody while all others wait.
+A line that accuses another rank is about that one, never about its speaker. Among equals suspects.py decides; a cause
+that several ranks share and that belongs to the job or to storage has no root rank. When nobody says why, the root is
+who is behind (behind.py), whom the others name as their other end, or the one that waits for nobody while others wait.
 
 The order of the ranks never matters, and another rank that only echoes never changes the root: both are tests.
 """
@@ -22,7 +22,7 @@ from unicron.diagnosis.collectives import odd_one
 from unicron.diagnosis.naming import short
 from unicron.diagnosis.reader import RankText, Reader
 from unicron.diagnosis.rules import RULES
-from unicron.diagnosis.suspects import is_source, the_suspects, weighed
+from unicron.diagnosis.suspects import is_source, tells_of_others, the_suspects, weighed
 from unicron.diagnosis.words import Category, Diagnosis, Finding, Scope, Strength
 from unicron.types import Severity
 
@@ -144,7 +144,7 @@ def _mismatched(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagn
 
 def _behind(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis | None:
     """Who all wait for, when there are several ranks and only echoes, witnesses or nothing."""
-    members = {rank for rank in ranks if rank and not is_source(rank)}
+    members = {rank for rank in ranks if rank and not tells_of_others(rank)}
     if len(members) < 2:
         return None
     waiting = {f.rank for f in findings if f.strength in (Strength.ECHO, Strength.WITNESS)} & members

@@ -11,10 +11,11 @@ import datetime
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 import msgspec
 
+from unicron.diagnosis.naming import parts
 from unicron.diagnosis.reader import RankText
 from unicron.diagnosis.words import Category, Finding, Scope, Strength
 
@@ -25,6 +26,9 @@ _SOURCES = re.compile(
     r"monitor|supervisor|parent|orchestrator|system|all)(?:[-_ .]?\d{1,4})?(?:\.log)?"
 )
 _PID = re.compile(r"(?i)\b(?:process|pid)[=: ]{1,3}(\d{2,8})\b")
+_RANK_WORD = re.compile(r"(?i)\brank[ =:#]{0,2}(\d{1,7})\b")
+_WORD = re.compile(r"[\w.-]+")
+_TORCH_NODE = re.compile(r"_\d+_\d+$")  # torch calls a node name_pid_agent
 # Slurm prints this on a node that is alive, with that node's name, when another one of the job failed.
 _SURVIVOR = re.compile(r"\bON \S{1,80} CANCELLED .{0,60}DUE TO NODE FAILURE")
 _SKEW_S = 2.0  # clocks of nodes agree that well
@@ -43,6 +47,12 @@ _UP = ("kernel.link-up", "nccl.port-up")
 def is_source(rank: str) -> bool:
     """Is this the log of somebody that only tells of others: a kernel, a scheduler, a launcher?"""
     return _SOURCES.fullmatch(rank) is not None
+
+
+@functools.cache
+def tells_of_others(rank: str) -> bool:
+    """Is this, or one with a node's name (``dmesg n2``), such a log?"""
+    return is_source(rank) or any(map(is_source, parts(rank)))
 
 
 # ---------------------------------------------------------------- what a finding weighs
@@ -77,7 +87,7 @@ def weighed(ranks: Mapping[str, RankText]) -> Iterable[Finding]:
 
 def _about_their_ranks(ranks: Mapping[str, RankText]) -> list[Finding]:
     everything = [finding for entry in ranks.values() for finding in entry.findings.values()]
-    names = [(rank, _name_in_text(rank)) for rank in ranks if rank and not is_source(rank)]
+    names = {rank for rank in ranks if rank and not is_source(rank)}
     pids: dict[str, set[str]] = {}
     for finding in everything:
         for pid in _PID.findall(finding.text) if not is_source(finding.rank) else ():
@@ -85,22 +95,28 @@ def _about_their_ranks(ranks: Mapping[str, RankText]) -> list[Finding]:
     return [_about(finding, names, pids) for finding in everything]
 
 
-def _name_in_text(rank: str) -> re.Pattern[str]:
-    """A name by itself; a number only where it is said to be a rank's."""
-    if rank.isdigit():
-        return re.compile(rf"(?i)\brank[ =:#]{{0,2}}{rank}\b")
-    return re.compile(rf"(?<![\w-]){re.escape(rank)}(?:_\d+_\d+)?(?![\w-])")  # torch's nodes: name_pid_agent
+def _named_in(text: str, names: Set[str]) -> set[str]:
+    """The names that stand by themselves in a text; a number only where it is said to be a rank's."""
+    words = set(_RANK_WORD.findall(text))
+    for word in _WORD.findall(text):
+        word = word.rstrip(".")
+        words |= {word, word.partition(".")[0], _TORCH_NODE.sub("", word)} if not word.isdigit() else set()
+    return words & names
 
 
-def _about(finding: Finding, names: list[tuple[str, re.Pattern[str]]], pids: Mapping[str, set[str]]) -> Finding:
+def _about(finding: Finding, names: Set[str], pids: Mapping[str, set[str]]) -> Finding:
     """What says that a node was lost is about that node, whoever says it; what a source says is about whom it names."""
     if finding.strength <= Strength.ECHO:
         return finding
+    if tells_of_others(finding.rank):
+        owner = set(parts(finding.rank)) & names
+        if len(owner) == 1:
+            return msgspec.structs.replace(finding, rank=owner.pop())
     if finding.category is not Category.LOST_CONNECTION and not is_source(finding.rank):
         return finding
     if _SURVIVOR.search(finding.text):
         return msgspec.structs.replace(finding, rank="slurm")
-    about = {rank for rank, pattern in names if pattern.search(finding.text)}
+    about = _named_in(finding.text, names)
     if not about and is_source(finding.rank):
         about = set().union(*(pids.get(pid, set()) for pid in _PID.findall(finding.text))) - {""}
     return msgspec.structs.replace(finding, rank=about.pop()) if len(about) == 1 else finding
