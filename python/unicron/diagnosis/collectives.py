@@ -23,6 +23,7 @@ _PRINT = re.compile(
 # Operations whose members may bring different sizes.
 _UNEVEN = re.compile(r"(?i)all_?to_?all|coalesced|\b(?:send|recv|gather|scatter|unknown|barrier)\b")
 UNKNOWN_GROUP = "default"
+TIMED_OUT = " timed out"  # after a group's name: the number is of the collective that timed out
 
 
 class Collective(msgspec.Struct, frozen=True):

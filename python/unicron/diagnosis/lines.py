@@ -1,8 +1,9 @@
 """From text to lines of ranks: whose line it is, and when it was printed. Pure; memory is bounded by the longest line.
 
-Who speaks is said by a prefix, if by anything: torch's ``[rank3]:``, torchrun's ``[default3]:`` and ``[3]:``, and
-srun's ``3: `` (label option). The last is believed only when most lines of the text's head have it, because a
-traceback's numbered frames look the same. A bare ``[3]:`` numbers the failures of torchrun's summary. A line without
+Who speaks is said by a prefix, if by anything: torch's ``[rank3]:``, torchrun's ``[default3]:`` and ``[3]:``, mpirun's
+``[1,3]<stderr>:``, kubectl's ``[pod/worker-3/pytorch]``, compose's ``worker-3  |``, and srun's ``3: `` (label option).
+The last is believed only when most lines of the text's head have it, because a traceback's numbered frames look the
+same. A bare ``[3]:`` numbers the failures of torchrun's summary. A line without
 prefix continues the rank before it; lines of the launcher and the scheduler belong to nobody.
 """
 
@@ -17,7 +18,15 @@ OVERLAP_CHARS = 256
 HEAD_LINES = 200  # looked at to find out whether srun labelled the lines
 LABELLED_SHARE_MIN = 0.5
 
-_PREFIX = re.compile(r"\[(?:rank|default)?(?P<rank>\d{1,7})\](?::|(?=\s))\s?(?=\S)")
+_PREFIX = re.compile(
+    r"\[(?:rank|default)?(?P<torch>\d{1,7})\](?::|(?=\s))\s?(?=\S)|"
+    r"\[(?:\d{1,7},)?(?P<mpi>\d{1,7})\]<std(?:err|out)>:\s?|"
+    r"\[?20\d\d-[\d-]{5}[T ][\d:.,+Z]{8,32}\]? \[(?:rank|default)(?P<stamped>\d{1,7})\]:?\s?(?=\S)|"
+    r"\[pod/(?P<pod>[\w.-]{1,80})/[\w.-]{1,80}\] |"
+    r"(?P<compose>[a-z][\w.-]{0,60}[-_]\d{1,4})\s{1,8}\| |"
+    r"[Rr]ank ?(?P<plain>\d{1,7}): "
+)
+_ONE_LINE = ("pod", "compose", "plain")  # these say nothing of a line after theirs that has no prefix
 _SRUN_LABEL = re.compile(r"\s{0,6}(?P<rank>\d{1,7}): ")
 _NOBODY = re.compile(
     r"(?:srun|slurmstepd|salloc|sbatch|mpirun|prterun|torchrun)\b|[WEI]\d{4} .{0,60}torch/distributed/elastic"
@@ -25,7 +34,7 @@ _NOBODY = re.compile(
 _SPEAKER = re.compile(r"\[rank(?P<a>\d{1,7})\]|\[?(?:PG (?:ID )?\w+ .{0,60})?\bRank (?P<b>\d{1,7})(?:\]|, node)")
 
 _DATE = re.compile(
-    r"(?P<y>20\d\d)[-/](?P<m>\d\d)[-/](?P<d>\d\d)[T ](?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?P<f>[.,]\d{1,9})?"
+    r"(?P<y>20\d\d)[-/](?P<m>\d\d)[-/](?P<d>\d\d)[T _](?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?P<f>[.,]\d{1,9})?"
 )
 _GLOG = re.compile(r"\b[IWEF](?P<m>\d?\d)(?P<d>\d\d) (?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?P<f>\.\d{1,9})?")
 _CLOCK = re.compile(r"(?:^|[\s\[])(?P<H>[01]\d|2[0-3]):(?P<M>[0-5]\d):(?P<S>[0-5]\d)(?P<f>[.,]\d{1,9})?\b")
@@ -42,11 +51,14 @@ def ranked(lines: Iterable[str], *, labelled: bool = False) -> Iterator[tuple[st
     rank = ""
     for whole in lines:
         for number, line in enumerate(pieces(whole)):
-            found = None
-            if number == 0:
-                found = _PREFIX.match(line) or (_SRUN_LABEL.match(line) if labelled else None)
+            found = _PREFIX.match(line) if number == 0 else None
+            if found is not None and found.lastgroup in _ONE_LINE:
+                yield found[found.lastgroup], line[found.end() :]
+                continue
+            if found is None and number == 0 and labelled:
+                found = _SRUN_LABEL.match(line)
             if found is not None:
-                rank = found["rank"]
+                rank = found[found.lastgroup or 0]
                 line = line[found.end() :]
             is_nobody = found is None and number == 0 and _NOBODY.match(line.lstrip()) is not None
             yield ("" if is_nobody else rank), line

@@ -11,11 +11,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import msgspec
 
-from unicron.diagnosis import lines, literals, sxid, xid
-from unicron.diagnosis.collectives import Collective, collective_of, group_of
+from unicron.diagnosis import lines, literals, naming, sxid, xid
+from unicron.diagnosis.collectives import TIMED_OUT, Collective, collective_of, group_of
 from unicron.diagnosis.rules import RULES
 from unicron.diagnosis.words import Finding, Progress, Rule, Strength
 
@@ -25,12 +26,15 @@ SHAPE_CHARS_MAX = 512  # a longer one is not remembered
 GROUPS_MAX = 4096  # of one rank
 SUMMARY_LINES = 5  # of torchrun's summary of a rank
 TEXT_CHARS_MAX = 400  # kept of a line
+ADDRESSES_MAX = 16  # of one rank
 
-_ALSO = re.compile("xid|nvswitch|enqueued|workn|shape|local_rank")  # read here, not by rules
+# Read here, not by rules.
+_ALSO = re.compile("xid|nvswitch|enqueued|workn|shape|local_rank|time\\s*: 5555-|root cause|failures:|: using|; oob")
 _COUNTED = ("nqueued", "WorkNCCL(", "FingerPrint(", " shape")  # a line with one may say how far a rank is
-_SUMMARY = re.compile(r"\s*rank\s*: (?P<rank>\d{1,7}) \(local_rank: ")
-_PEER = re.compile(r"\bpeer (?P<host>[\w.-]{1,80})<\d+>")
-_TASK = re.compile(r"\bsrun: error: [\w.-]{1,80}: task (?P<rank>\d{1,7}): ")
+_SUMMARY = re.compile(
+    r"\s*(?:rank\s*: (?P<rank>\d{1,7}) \(local_rank: |(?P<time>time\s*: 20\d\d-)|"
+    r"(?P<first>Root Cause\b.{0,40}:\s*$)|(?P<others>(?:Other )?Failures:\s*$))"
+)
 _ENQUEUED = re.compile(
     r"(?:(?P<group>[\w\-.]+)[ :]+)?enqueued[= ](?P<enqueued>\d+)[ ,;]+completed[= ](?P<completed>\d+)|"
     r"last enqueued (?:NCCL )?work: (?P<enqueued2>\d+), last completed (?:NCCL )?work: (?P<completed2>\d+)"
@@ -53,15 +57,25 @@ def warm_up() -> None:
         _ = rule.regex, rule.shape_regex
 
 
+class Summary(msgspec.Struct):
+    """Where a text is in torchrun's summary: whom it speaks of, for so many lines more, and what it says of them."""
+
+    rank: str = ""
+    num_lines: int = 0
+    time: str = ""  # the line that says when
+    is_first: bool = False  # under "Root Cause (first observed failure)"
+
+
 class RankText(msgspec.Struct):
     """What was understood of one rank's text."""
 
     findings: dict[str, Finding] = {}  # by rule; the first line's facts
     progress: dict[str, Progress] = {}  # by process group
     collectives: dict[str, Collective] = {}  # that it waits in, by group and number
+    addresses: set[str] = set()  # hosts and addresses that it says are its own
+    spoke: dict[str, int] = {}  # by rule: after how many of its own lines it last said so
     num_lines: int = 0
-    about: str = ""  # whom a launcher's summary speaks of
-    about_lines: int = 0  # for so many lines more
+    summary: Summary = msgspec.field(default_factory=Summary)
 
 
 class Reader:
@@ -74,7 +88,7 @@ class Reader:
     def __init__(self, known: Collection[str] | None = None, rules: tuple[Rule, ...] = RULES) -> None:
         self.ranks: dict[str, RankText] = {}
         self.num_lines = 0
-        self._known = known
+        self._keys = naming.Keys(known) if known is not None else None
         self._rules = rules
         self._index = _index_of_all() if rules is RULES else _index(rules)
         self._shapes: dict[str, tuple[Rule, ...] | None] = {}
@@ -98,11 +112,11 @@ class Reader:
         self.num_lines += 1
         if not line or line.isspace():
             return
-        if entry.about_lines:
-            entry.about_lines -= 1
+        if entry.summary.num_lines:
+            entry.summary.num_lines -= 1
         rules = self.rules_of(line)
         if rules is not None:
-            self._ask(entry, rank, line, number or entry.num_lines, rules)
+            self._ask(entry, rank, line, number, rules)
 
     def _entry(self, rank: str) -> RankText:
         entry = self.ranks.get(rank)
@@ -129,42 +143,90 @@ class Reader:
     # ---------------------------------------------------------------- one line
 
     def _ask(self, entry: RankText, rank: str, line: str, number: int, rules: tuple[Rule, ...]) -> None:
-        summary = _SUMMARY.match(line)
-        if summary is not None:
-            entry.about, entry.about_lines = summary["rank"], SUMMARY_LINES
-        about = entry.about if entry.about_lines else ""
-        finding = _hardware(line)
-        if finding is None and rules:
-            rule, found = best_rule(line, rules)
-            if rule is not None and found is not None:
-                groups = found.groupdict()
-                about = groups.get("rank") or groups.get("rank2") or _task_of(line) or about
-                finding = Finding(
-                    rule.name, rule.severity, rule.scope, rule.category, rule.strength, rule.reason,
-                    is_mutual=rule.is_mutual, peer=groups.get("peer") or _peer_of(line),
-                )  # fmt: skip
+        _follow(entry.summary, line)
+        if "NCCL" in line and len(entry.addresses) < ADDRESSES_MAX:
+            entry.addresses.update(naming.own_addresses(line))
+        finding, accused = self._finding(line, rules)
         is_counted = any(word in line for word in _COUNTED)
         if finding is None and not is_counted:
             return
-        named = about or (lines.speaker(line) if rank == "" else "")
-        if named and (self._known is None or named in self._known):
-            rank, entry = named, self._entry(named)
+        about = accused or (naming.ended(line) if finding is not None else ())
+        if not about and entry.summary.num_lines:
+            about = (entry.summary.rank,)
+        if not about and not rank.isdigit():
+            about = tuple(filter(None, (lines.speaker(line),)))
+        keys = list(dict.fromkeys(filter(None, map(self._key, about))))
+        if finding is not None and accused and not keys:
+            # Whom it accuses is not there: that makes the one who says so no more than a witness.
+            finding = msgspec.structs.replace(finding, strength=Strength.ECHO)
         if is_counted:
-            _note_progress(entry, line)
+            _note_progress(self._entry(keys[0]) if keys else entry, line)
         if finding is not None:
-            self._keep(entry, rank, line, number, finding)
+            said_by = "" if number else rank
+            for key in keys or (rank,):
+                _keep(self._entry(key), key, finding, line, number or entry.num_lines, said_by, entry.summary)
+            entry.spoke[finding.rule] = entry.num_lines
 
-    def _keep(self, entry: RankText, rank: str, line: str, number: int, finding: Finding) -> None:
-        known = entry.findings.get(finding.rule)
-        text = line.strip()[:TEXT_CHARS_MAX]
-        if known is not None and (known.line, known.text) <= (number, text):
-            entry.findings[finding.rule] = msgspec.structs.replace(known, count=known.count + 1)
+    def _key(self, name: str) -> str:
+        return name if self._keys is None else self._keys.find(name)
+
+    def _finding(self, line: str, rules: tuple[Rule, ...]) -> tuple[Finding | None, tuple[str, ...]]:
+        """What a line says, and the ranks that it accuses."""
+        finding = _hardware(line)
+        rule, found = best_rule(line, rules) if finding is None else (None, None)
+        if rule is None or found is None:
+            return finding, ()
+        groups = found.groupdict()
+        peer = groups.get("peer") or (naming.peer(line) if rule.strength <= Strength.WITNESS else "")
+        finding = Finding(
+            rule.name, rule.severity, rule.scope, rule.category, rule.strength, rule.reason,
+            is_mutual=rule.is_mutual, peer=self._key(peer) or peer,
+        )  # fmt: skip
+        accused = next((text for name, text in groups.items() if name.startswith("rank") and text), "")
+        return finding, naming.numbers(accused)
+
+
+def _keep(entry: RankText, key: str, finding: Finding, line: str, number: int, said_by: str, summary: Summary) -> None:
+    """Keep a finding about `key`: with the facts of its first line, once a rule.
+
+    Lines about one rank can come from several speakers: the earliest counts, in whatever order they are read.
+    """
+    known = entry.findings.get(finding.rule)
+    text = line.strip()[:TEXT_CHARS_MAX]
+    count, last = 1, number
+    if known is not None:
+        count = known.count + 1
+        is_same_text = known.said_by == said_by
+        last = max(number, known.last_line) if is_same_text else number
+        if (known.line, known.text, known.said_by) <= (number, text, said_by):
+            last = last if is_same_text else known.last_line
+            entry.findings[finding.rule] = msgspec.structs.replace(known, count=count, last_line=last)
             return
-        # Lines about one rank can come from several speakers: the earliest counts, in whatever order they are read.
-        count = known.count + 1 if known is not None else 1
-        entry.findings[finding.rule] = msgspec.structs.replace(
-            finding, rank=rank, text=text, line=number, at_s=lines.when_s(line), count=count
-        )
+    entry.findings[finding.rule] = msgspec.structs.replace(
+        finding, rank=key, text=text, line=number, last_line=last, said_by=said_by, count=count, **_when(line, summary)
+    )
+
+
+def _follow(summary: Summary, line: str) -> None:
+    """Note where in torchrun's summary a line is."""
+    found = _SUMMARY.match(line)
+    if found is None:
+        return
+    if found["rank"]:
+        summary.rank, summary.num_lines = found["rank"], SUMMARY_LINES
+    elif found["time"]:
+        summary.time, summary.num_lines = line, 0
+    else:
+        summary.is_first, summary.time = bool(found["first"]), ""
+
+
+def _when(line: str, summary: Summary) -> dict[str, Any]:
+    """When a line was printed, or when its summary says that it happened."""
+    at_s, is_first = lines.when_s(line), False
+    if summary.num_lines:
+        line = line if at_s is not None else summary.time
+        at_s, is_first = lines.when_s(line), summary.is_first
+    return {"at_s": at_s, "form": lines.time_form(line), "is_first": is_first}
 
 
 def best_rule(line: str, rules: Iterable[Rule]) -> tuple[Rule | None, re.Match[str] | None]:
@@ -181,18 +243,6 @@ def best_rule(line: str, rules: Iterable[Rule]) -> tuple[Rule | None, re.Match[s
             if rule.is_final:
                 break
     return best, match
-
-
-def _peer_of(line: str) -> str:
-    """The host that NCCL names as the other end: ``peer node-7<41210>``."""
-    found = _PEER.search(line) if "peer" in line else None
-    return found["host"] if found else ""
-
-
-def _task_of(line: str) -> str:
-    """The rank that srun's line is about: ``srun: error: node-1: task 4: Killed``."""
-    found = _TASK.search(line) if "task " in line else None
-    return found["rank"] if found else ""
 
 
 def _hardware(line: str) -> Finding | None:
@@ -216,4 +266,4 @@ def _note_progress(entry: RankText, line: str) -> None:
     if collective is not None:
         entry.collectives[collective.place] = collective
         if collective.number is not None:
-            entry.progress.setdefault(f"{collective.group} timed out", Progress(collective.number))
+            entry.progress.setdefault(f"{collective.group}{TIMED_OUT}", Progress(collective.number))

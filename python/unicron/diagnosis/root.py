@@ -2,9 +2,9 @@
 
 Findings are compared by strength: hardware, then a stated cause, a local link, an exception nobody knows, a death
 without a reason, an abort, a witness of a peer; what only echoes another rank's failure never makes its rank the root.
-Among equals the rank with more evidence, then the one that spoke first, where the clocks can be compared; a cause that
-several ranks share and that belongs to the job or to storage has no root rank. When nobody says why, the root is who is
-behind: the lowest sequence number in the same process group, or the one that waits for nobody while all others wait.
+A line that accuses another rank is about that one, never about its speaker. Among equals suspects.py decides; a cause
+that several ranks share and that belongs to the job or to storage has no root rank. When nobody says why, the root is
+who is behind (behind.py), whom the others name as their other end, or the one that waits for nobody while others wait.
 
 The order of the ranks never matters, and another rank that only echoes never changes the root: both are tests.
 """
@@ -13,25 +13,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
+from unicron.diagnosis.behind import SHARE_MAX, as_number, laggards
 from unicron.diagnosis.collectives import odd_one
-from unicron.diagnosis.lines import time_form
+from unicron.diagnosis.naming import short
 from unicron.diagnosis.reader import RankText, Reader
 from unicron.diagnosis.rules import RULES
-from unicron.diagnosis.words import Category, Diagnosis, Finding, Progress, Scope, Strength
+from unicron.diagnosis.suspects import is_source, tells_of_others, the_suspects, weighed
+from unicron.diagnosis.words import Category, Diagnosis, Finding, Scope, Strength
 from unicron.types import Severity
 
 EVIDENCE_MAX = 64
-ROOTS_SHARE_MAX = 0.5  # more ranks than this share behind are no root: the others are ahead
+DOING_LINES_MAX = 10  # a rank that has said more than so much since does something else by now
 
 _ORDER = {rule.name: index for index, rule in enumerate(RULES)}
-# Logs that speak of others; never a suspect themselves.
-_SOURCES = re.compile(
-    r"(?i)(?:dmesg|kernel|kern|syslog|journal\w*|slurm\w*|srun|scheduler|controller|launcher|torchrun|"
-    r"agent|system|all)(?:\.log)?"
+_MANY = re.compile(  # keys of several ranks
+    r"(?i)(?:all )?(?:the )?(?:others?|rest)\b.*|(?:ranks? ?)?\d+(?:\s?-\s?|, ?)\d.*"
 )
 _SHARED_SCOPES = (Scope.JOB, Scope.STORAGE)
 NOTHING = Diagnosis(Severity.INFO, Scope.PROCESS, Category.NONE, "no rule knows anything in this text")
@@ -57,7 +57,7 @@ def diagnose(ranks: Mapping[str, RankText]) -> Diagnosis:
 
     `root_rank` is a key of `ranks`, several joined by commas, None when it cannot be known.
     """
-    findings = sorted(_weighed(ranks), key=_rank_of_finding)
+    findings = sorted(weighed(ranks), key=_rank_of_finding)
     is_said = bool(findings) and findings[0].strength > Strength.WITNESS
     if is_said and not findings[0].is_mutual:
         return _named(findings, [f for f in findings if f.strength is findings[0].strength], ranks)
@@ -77,36 +77,14 @@ def _rank_of_finding(finding: Finding) -> tuple[int, int, int, str, str]:
     return (-finding.strength, finding.line, _ORDER.get(finding.rule, -1), finding.rule, finding.rank)
 
 
-def _weighed(ranks: Mapping[str, RankText]) -> Iterable[Finding]:
-    """All findings, with two corrections that need the others.
-
-    An abort says nothing where a watchdog spoke, or where its own rank says that it lost somebody. What says that a
-    node was lost is about that node, whoever says it.
-    """
-    everything = [finding for entry in ranks.values() for finding in entry.findings.values()]
-    is_timed_out = any(finding.rule.startswith("watchdog.") for finding in everything)
-    names = [rank for rank in ranks if rank and not rank.isdigit()]
-    for finding in everything:
-        if finding.strength is Strength.ABORT:
-            entry = ranks.get(finding.rank)
-            own = entry.findings.values() if entry else ()
-            if is_timed_out or any(other.strength is Strength.ECHO for other in own):
-                finding = msgspec.structs.replace(finding, strength=Strength.NOISE)
-        elif finding.category is Category.LOST_CONNECTION:
-            about = [name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", finding.text)]
-            if len(about) == 1:
-                finding = msgspec.structs.replace(finding, rank=about[0])
-        yield finding
-
-
 # ---------------------------------------------------------------- somebody says why
 
 
 def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis:
-    roots = sorted({finding.rank for finding in strongest})
+    roots = sorted({finding.rank for finding in strongest}, key=as_number)
     best = strongest[0] if len(roots) == 1 else _commonest(strongest)
-    if len(roots) == 1 and _SOURCES.fullmatch(roots[0]):
-        return _diagnosis(best, _victim(findings), findings, best.reason)
+    if all(map(is_source, roots)):
+        return _diagnosis(best, _victim(findings, ranks), findings, best.reason)
     if len(roots) == 1:
         best = _with_verdict(best, findings)
         # Who is seen alone to have ended, without a cause, is a root only beside others that did not.
@@ -114,43 +92,32 @@ def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str
         return _diagnosis(best, (is_known and roots[0]) or None, findings, best.reason)
     if best.scope in _SHARED_SCOPES and _is_shared(best, strongest, roots):
         return _diagnosis(best, None, findings, f"{best.reason} (the same on {len(roots)} ranks: no rank is to blame)")
-    suspects = [rank for rank in roots if not _SOURCES.fullmatch(rank)] or roots
-    root = _most_evidence(suspects, findings) or _first([f for f in strongest if f.rank in suspects])
-    if root is None and best.strength is Strength.HARDWARE and best.scope in (Scope.GPU, Scope.NODE):
+    suspects = the_suspects(strongest, findings, ranks)
+    own = [finding for finding in strongest if finding.rank in suspects]
+    best = _with_verdict(own[0], findings) if len(suspects) == 1 else _commonest(own)
+    if len(suspects) == 1:
+        return _diagnosis(best, suspects[0], findings, best.reason)
+    root = ",".join(sorted(suspects, key=as_number))
+    if best.strength is Strength.HARDWARE and best.scope in (Scope.GPU, Scope.NODE):
         # Broken hardware in several places at once is broken in each of them.
-        return _diagnosis(best, ",".join(suspects), findings, f"{best.reason} (on each of them)")
-    if root is None:
-        return _diagnosis(best, None, findings, f"{best.reason} (on {len(roots)} ranks, none known to be the first)")
-    best = _with_verdict(next(f for f in strongest if f.rank == root), findings)
-    return _diagnosis(best, root, findings, best.reason)
+        return _diagnosis(best, root, findings, f"{best.reason} (on each of them)")
+    is_one_line = len({(finding.said_by, finding.line, finding.text) for finding in own}) == 1
+    if is_one_line and len(suspects) <= SHARE_MAX * len(ranks):
+        return _diagnosis(best, root, findings, f"{best.reason} (one line names them all)")
+    return _diagnosis(best, None, findings, f"{best.reason} (on {len(suspects)} ranks, none known to be the first)")
 
 
-def _victim(findings: list[Finding]) -> str | None:
-    """Whom a cause befell that a log of nobody's tells of (dmesg, scheduler): the one rank that died of something."""
-    died = {f.rank for f in findings if f.strength >= Strength.ABORT and not _SOURCES.fullmatch(f.rank)}
-    return died.pop() or None if len(died) == 1 else None
+def _victim(findings: list[Finding], ranks: Mapping[str, RankText]) -> str | None:
+    """Whom a cause befell that a log of nobody's tells of (dmesg, scheduler): the one rank that died, or was lost."""
+    died = {f.rank for f in findings if f.strength >= Strength.ABORT and not is_source(f.rank)}
+    if died:
+        return died.pop() or None if len(died) == 1 else None
+    lost = _behind(findings, ranks)
+    return lost.root_rank if lost is not None else None
 
 
 def _is_shared(best: Finding, strongest: list[Finding], roots: list[str]) -> bool:
     return {finding.rank for finding in strongest if finding.rule == best.rule} == set(roots)
-
-
-def _most_evidence(roots: list[str], findings: list[Finding]) -> str | None:
-    """The rank with most findings that are causes, if one has more than any other."""
-    counts = Counter(f.rank for f in findings if f.rank in roots and f.strength >= Strength.LINK)
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    is_one = len(ordered) == 1 or (len(ordered) > 1 and ordered[0][1] > ordered[1][1])
-    return ordered[0][0] if is_one else None
-
-
-def _first(strongest: list[Finding]) -> str | None:
-    """The rank that spoke first, if all of them say when, in one form of time."""
-    times = {(time_form(finding.text), finding.at_s is None) for finding in strongest}
-    if len(times) != 1 or next(iter(times))[1]:
-        return None
-    ordered = sorted((finding.at_s or 0.0, finding.rank) for finding in strongest)
-    earliest = {rank for at_s, rank in ordered if at_s == ordered[0][0]}
-    return earliest.pop() if len(earliest) == 1 else None
 
 
 def _with_verdict(best: Finding, findings: list[Finding]) -> Finding:
@@ -177,63 +144,75 @@ def _mismatched(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagn
 
 def _behind(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis | None:
     """Who all wait for, when there are several ranks and only echoes, witnesses or nothing."""
-    if len(ranks.keys() - {""}) < 2:
+    members = {rank for rank in ranks if rank and not tells_of_others(rank)}
+    if len(members) < 2:
         return None
-    waiting = {f.rank for f in findings if f.strength in (Strength.ECHO, Strength.WITNESS)}
-    recorded = {rank for rank, entry in ranks.items() if rank and entry.progress}
-    idle = (recorded | {f.rank for f in findings if f.rule == "watchdog.idle"}) - waiting
-    if idle and waiting and len(idle) <= ROOTS_SHARE_MAX * len(ranks):
+    waiting = {f.rank for f in findings if f.strength in (Strength.ECHO, Strength.WITNESS)} & members
+    recorded = {rank for rank in members if ranks[rank].progress}
+    idle = (recorded | {f.rank for f in findings if f.rule == "watchdog.idle"} & members) - waiting
+    if idle and waiting and len(idle) <= SHARE_MAX * len(members):
         reason = "all others have a collective pending and this rank has none"
-        return _hang(",".join(sorted(idle, key=_as_number)), Scope.PROCESS, findings, reason)
-    late = _laggards(ranks)
+        return _hang(",".join(sorted(idle, key=as_number)), Scope.PROCESS, findings, reason)
+    late = laggards({rank: ranks[rank] for rank in members})
     if late:
         reason = "fewer collectives were started or done here than on the other ranks of the group, and they wait"
         return _hang(",".join(late), Scope.PROCESS, findings, reason)
-    peers = (f.peer for f in findings if f.peer != f.rank)
-    named = {peer for peer in peers if peer in ranks and peer and peer not in waiting}
+    ends = _ends(findings, ranks)
+    named = {end for f, end in ends if end in members - waiting and (f.strength >= Strength.ECHO or waiting)}
     if len(named) == 1:
         return _hang(named.pop(), Scope.PROCESS, findings, "the others name it as the one they wait for")
-    return _silent(findings, ranks, waiting)
+    return _silent(findings, ranks, members, waiting) or _common_end(findings, ends)
 
 
-def _silent(findings: list[Finding], ranks: Mapping[str, RankText], waiting: set[str]) -> Diagnosis | None:
-    """The one rank that does not wait, if all others do and it says what it does, or there are several others."""
-    silent = sorted(ranks.keys() - waiting - {""})
-    if len(silent) != 1 or not waiting:
+def _ends(findings: list[Finding], ranks: Mapping[str, RankText]) -> list[tuple[Finding, str]]:
+    """Findings that name another rank of the input as their other end, by its key or by an address of its own."""
+    owners: dict[str, set[str]] = {}
+    for rank, entry in ranks.items():
+        for address in entry.addresses:
+            owners.setdefault(address, set()).add(rank)
+    found = []
+    for finding in findings:
+        owner = owners.get(short(finding.peer), set()) if finding.peer not in ranks else {finding.peer}
+        found += [(finding, rank) for rank in owner if rank not in ("", finding.rank) and len(owner) == 1]
+    return found
+
+
+def _common_end(findings: list[Finding], ends: list[tuple[Finding, str]]) -> Diagnosis | None:
+    """The one rank that is an end of every connection that failed, of several ones: all wait, and all for it."""
+    pairs = {frozenset((finding.rank, end)) for finding, end in ends if finding.strength is Strength.WITNESS}
+    shared = frozenset.intersection(*pairs) if len(pairs) > 1 else frozenset()
+    if len(shared) != 1:
         return None
-    doing = next((f for f in findings if f.rank == silent[0] and f.category is Category.TASK_HANG), None)
-    if doing is not None:
-        return _hang(silent[0], doing.scope, findings, f"all others wait and it does not: {doing.reason}")
-    if len(waiting) > 1:
-        return _hang(silent[0], Scope.PROCESS, findings, "all others wait and it does not")
+    best = next(finding for finding in findings if finding.strength is Strength.WITNESS)
+    return _diagnosis(best, next(iter(shared)), findings, f"{best.reason}; it is one end of every one that failed")
+
+
+def _silent(
+    findings: list[Finding], ranks: Mapping[str, RankText], members: set[str], waiting: set[str]
+) -> Diagnosis | None:
+    """The one rank that does not wait, if all others do and it says what it does, or there are several others.
+
+    Of several that are silent, the only one that was doing something that takes long.
+    """
+    silent = members - waiting
+    if not silent or not waiting:
+        return None
+    doing = {f.rank: f for f in reversed(findings) if f.rank in silent and _is_at_it(f, ranks[f.rank])}
+    if len(doing) == 1:
+        found = next(iter(doing.values()))
+        return _hang(found.rank, found.scope, findings, f"others wait and it does not: {found.reason}")
+    if len(silent) == 1 and (len(waiting) > 1 or any(map(_MANY.fullmatch, waiting))):
+        return _hang(silent.pop(), Scope.PROCESS, findings, "all others wait and it does not")
     return None
 
 
-def _laggards(ranks: Mapping[str, RankText]) -> list[str]:
-    """The ranks with the lowest number in a process group, if they are the fewer ones. Groups are never compared.
-
-    By collectives started; where all started as many, by those done (a device that stopped).
-    """
-    groups: dict[str, dict[str, Progress]] = {}
-    for rank, entry in ranks.items():
-        for group, progress in entry.progress.items() if rank else ():
-            groups.setdefault(group, {})[rank] = progress
-    late: set[str] = set()
-    for members in groups.values():
-        started = {rank: progress.enqueued for rank, progress in members.items()}
-        done = {rank: progress.completed for rank, progress in members.items() if progress.completed is not None}
-        late |= _fewest(started) or (_fewest(done) if len(done) == len(started) else set())
-    return sorted(late, key=_as_number)
-
-
-def _fewest(numbers: Mapping[str, int]) -> set[str]:
-    lowest = min(numbers.values(), default=0)
-    behind = {rank for rank, number in numbers.items() if number == lowest}
-    return behind if len(behind) <= ROOTS_SHARE_MAX * len(numbers) else set()
-
-
-def _as_number(rank: str) -> tuple[int, str]:
-    return (int(rank) if rank.isascii() and rank.isdigit() else -1, rank)
+def _is_at_it(finding: Finding, entry: RankText) -> bool:
+    """Was this the last that its rank was doing? What it has said it finished, or went on from, is over."""
+    if finding.category is not Category.TASK_HANG or finding.peer:
+        return False
+    began = entry.spoke.get(finding.rule, 0)
+    ended = entry.spoke.get("program.finished", -1)
+    return ended < began and entry.num_lines - began <= DOING_LINES_MAX
 
 
 def _hang(root: str, scope: Scope, findings: list[Finding], reason: str) -> Diagnosis:

@@ -66,7 +66,10 @@ class Strength(enum.IntEnum):
 
 
 class Rule(msgspec.Struct, frozen=True, dict=True):
-    """What a line means. `pattern` is searched in one line; its groups `rank` and `peer` say whom the line is about."""
+    """What a line means. `pattern` is searched in one line.
+
+    Its group `rank` (a list of numbers too) says whom the line accuses, `peer` whom its speaker waits for.
+    """
 
     name: str  # family.what
     pattern: str
@@ -119,6 +122,10 @@ class Finding(msgspec.Struct, frozen=True):
     peer: str = ""  # a rank that it names as the other end
     at_s: float | None = None  # seconds since 1970 as the line says it, in whatever zone it was printed
     count: int = 1  # how often this rule was met in this rank's text
+    said_by: str = ""  # whose text the line is in, "" where all share one: lines of one text are in order
+    last_line: int = 0  # where it was met last, in the same text
+    form: str = ""  # of the time; times of two forms cannot be compared
+    is_first: bool = False  # a launcher says that it saw this failure first
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ error settles it; status 5 is what is left of a queue pair that ended before.
 
 from __future__ import annotations
 
+from unicron.diagnosis.naming import NUMBERS
 from unicron.diagnosis.words import Category, Family, Rule, Scope, Strength
 from unicron.types import Severity
 
@@ -61,18 +62,38 @@ WATCHDOG_RULES = (
     ),
     Rule(
         "watchdog.desync",
-        r"\[(?P<rank>\d{1,7})[\d, -]*\] (?:finished collective #\d+, but didn't join|"
-        r"joined but didn't finish collective)|"
-        r"\bRanks? (?P<rank2>\d{1,7})[\d, ]* failed to pass monitoredBarrier",
+        rf"\[(?P<rank>{NUMBERS})\] (?:finished collective #\d+, but didn't join|joined but didn't finish collective)|"
+        rf"\bRanks? (?P<rank_b>{NUMBERS}) failed to pass monitoredBarrier",
         Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.CAUSE,
         "torch compared the ranks and says who lags", "torch TraceUtils.h (desync debug), ProcessGroupGloo.cpp",
         "  - [1] finished collective #8, but didn't join collective #9 (count from 1)",
+    ),
+    Rule(
+        "watchdog.missing",
+        rf"(?i:missing[_ ]ranks?\s*[=:(]{{1,2}}\s*\[?)(?P<rank>{NUMBERS})\b|"
+        rf"(?i:\bglobal ranks?|\branks?(?:\(s\))?) \[?(?P<rank_b>{NUMBERS})\]? "
+        r"(?i:did(?:n't| not)|never|ha(?:s|ve)(?:n't| not)|failed to|(?:is|are) not) "
+        r"(?i:join|arriv|reach|enter|respond|participat|check(?:ed)? in|report|call)|"
+        rf"(?i:\branks?(?:\(s\))?) \[?(?P<rank_c>{NUMBERS})\]? (?i:(?:is|are) (?:missing|unresponsive|unreachable|"
+        r"hung|stuck|dead)\b)|"
+        r"(?i:\bno (?:heartbeats?|response|reply|answer|progress)(?: received)? (?:from|of|on)|"
+        r"\b(?:lost (?:contact|connection) (?:to|with)|not heard from)) "
+        rf"(?i:(?:worker |global )?ranks?(?:\(s\))?) \[?(?P<rank_d>{NUMBERS})\b|"
+        rf"^\s*(?P<rank_e>{NUMBERS}): \[[\w.]*(?i:allreduce|allgather|broadcast|alltoall)",
+        Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.DEATH,
+        "another rank counted who came and misses this one: late, stuck or dead",
+        "torch elastic/utils/store.py, horovod stall_inspector.cc",
+        "DistStoreError: Timed out waiting on barrier on rank 0 (world_size=4, missing_ranks=[1], timeout=0:30:00)",
     ),
     Rule(
         "watchdog.stack",
         r"(?:distributed_c10d\.py|torch/distributed).{0,80}\bin (?:all_?reduce|all_?gather\w*|"
         r"reduce_?scatter\w*|broadcast\w*|"
         r"barrier|monitored_barrier|all_to_all\w*|recv|send|wait)\b|"
+        r"\b(?:all_?reduce|all_?gather\w*|reduce_?scatter\w*|broadcast\w*|barrier|all_to_all\w*|recv|send|wait) "
+        r"\(.{0,120}(?:distributed_c10d\.py|torch/distributed)|"
+        r"torch/cuda/.{0,60}\bin synchronize\b|\bsynchronize \(.{0,120}torch/cuda/|"
+        r"p2p_communication\.py.{0,40}\bin \w|\w \(.{0,120}p2p_communication\.py:|"
         r"(?i:(?:stuck|blocked|hangs?) (?:in|at|for) .{0,40}(?:all_?reduce|all_?gather|barrier|"
         r"collective|nccl))",
         Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,

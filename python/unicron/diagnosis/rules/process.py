@@ -11,6 +11,8 @@ from unicron.diagnosis.words import Category, Family, Rule, Scope, Strength
 from unicron.types import Severity
 
 ELASTIC = "torch/distributed/elastic/multiprocessing"
+# How launchers introduce the status of a process that ended: exitcode  : -9, exits with return code = 1.
+CODE = r"(?:(?:exit|return)[ _]?code|terminated with code)\s*[:=]?\s*\(?"
 SLURM = "Slurm src/slurmd/slurmstepd, src/srun"
 KUBERNETES = "Kubernetes pod and node status reasons"
 
@@ -116,9 +118,10 @@ END_RULES = (
     Rule(
         "process.terminated",
         r"(?i)SIGTERM|Received 15 death signal|death signal|got signal: ?(?:15|2|1)\b|signal 15\b|SIGINT|SIGHUP|"
-        r"exit ?code\s*[:=]?\s*\(?(?:-15|-2|-1\b|143|130)\b|KeyboardInterrupt|SignalException|"
+        rf"{CODE}(?:-15|-2|-1\b|143|130)\b|KeyboardInterrupt|SignalException|"
         r"Sending process \d+ closing signal|"
-        r"shutting down workers|Terminating process|: Terminated$|task \d+: Terminated|closing signal",
+        r"shutting down workers|Terminating process|by signal: (?:Terminated|Interrupt)|"
+        r": Terminated$|task \d+: Terminated|closing signal",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.ECHO,
         "ended from outside, by the launcher that tidies up or by a person", f"{ELASTIC}/api.py",
         "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 417 closing signal SIGTERM",
@@ -134,7 +137,8 @@ END_RULES = (
     ),
     Rule(
         "process.data-loader",
-        r"(?i)DataLoader worker.{0,60}(?:killed|exited|died|is killed|terminated|timed? ?out)|"
+        r"(?i)DataLoader worker(?!.{0,60}by signal: (?:Terminated|Interrupt))"
+        r".{0,60}(?:killed|exited|died|is killed|terminated|timed? ?out)|"
         r"DataLoader timed out",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.CAUSE,
         "a helper process that reads data was ended", "torch/utils/data/dataloader.py",
@@ -142,9 +146,9 @@ END_RULES = (
     ),
     Rule(
         "process.segfault",
-        r"(?i)SIGSEGV|WTERMSIG 11\b|segmentation fault|signal 11\b|exit ?code\s*[:=]?\s*\(?(?:-11|139)\b|"
+        rf"(?i)SIGSEGV|WTERMSIG 11\b|segmentation fault|signal 11\b|{CODE}(?:-11|139)\b|"
         r"segfault at|SIGILL|SIGFPE|"
-        r"exit ?code\s*[:=]?\s*\(?(?:-4|-8|132|136)\b|illegal instruction \(core|signal (?:4|8)\b|Access violation|"
+        rf"{CODE}(?:-4|-8|132|136)\b|illegal instruction \(core|signal (?:4|8)\b|Access violation|"
         r"stack smashing|double free|corrupted size|free\(\): invalid|malloc\(\):|munmap_chunk|heap corruption",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.CAUSE,
         "the process touched memory it does not have", "signal(7), glibc malloc",
@@ -152,14 +156,14 @@ END_RULES = (
     ),
     Rule(
         "process.bus-error",
-        r"(?i)SIGBUS|bus error|signal 7\b|exit ?code\s*[:=]?\s*\(?(?:-7|135)\b",
+        rf"(?i)SIGBUS|bus error|signal 7\b|{CODE}(?:-7|135)\b",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.CAUSE,
         "a page of a mapped file was not there: shared memory, or a disk", "signal(7)",
         "srun: error: node-2: task 17: Bus error",
     ),
     Rule(
         "process.killed",
-        r"(?i)SIGKILL|WTERMSIG 9\b|signal[: ]+9\b|exit ?code\s*[:=]?\s*\(?(?:-9|137)\b|"
+        rf"(?i)SIGKILL|WTERMSIG 9\b|signal[: ]+9\b|{CODE}(?:-9|137)\b|"
         r"task \d+: Killed|(?:^|: |"
         r"\s)Killed$|"
         r"(?:was|is|been) killed by (?:signal|sigkill)|status=9/KILL|Killed by signal",
@@ -169,7 +173,7 @@ END_RULES = (
     ),
     Rule(
         "process.aborted",
-        r"(?i)SIGABRT|signal[: ]+6\b|exit ?code\s*[:=]?\s*\(?(?:-6|134)\b|Fatal Python error: Aborted|: Aborted\b|"
+        rf"(?i)SIGABRT|signal[: ]+6\b|{CODE}(?:-6|134)\b|Fatal Python error: Aborted|: Aborted\b|"
         r"terminate called (?:after|without)|Aborted \(core dumped\)|\bcore dumped\b|std::terminate|abort\(\) called",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.ABORT,
         "the process gave up by itself: the line before says why", "signal(7)",
@@ -177,7 +181,7 @@ END_RULES = (
     ),
     Rule(
         "process.exit-code",
-        r"(?i)exit ?code\s*[:=]?\s*\(?[1-9]\d*\b|Exited with exit code [1-9]|non-zero exit|returned non-zero|"
+        rf"(?i){CODE}[1-9]\d*\b|Exited with exit code [1-9]|non-zero exit|returned non-zero|"
         r"exit status [1-9]|"
         r"died with <Signals|ChildFailedError|process \d+ terminated with|exited with (?:code|status) [1-9]",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.ABORT,

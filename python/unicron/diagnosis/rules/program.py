@@ -27,6 +27,13 @@ BUILTIN = (
 
 ACTIVITY_RULES = (
     Rule(
+        "program.finished",
+        r"(?i)\b(?:successfully |finished |done |completed )(?:saved|saving|loaded|loading|writing|written|building|"
+        r"evaluating)\b|\bsaved (?:checkpoint|model|state)",
+        Severity.INFO, Scope.PROCESS, Category.NONE, Strength.ACTIVITY,
+        "what it was doing is done", MEGATRON, "successfully saved checkpoint at iteration 500 to /ckpt",
+    ),
+    Rule(
         "program.saving",
         r"(?i)\b(?:saving|writing|start(?:ing|ed)? (?:to )?save|begin save|uploading).{0,60}(?:checkpoint|model|"
         r"state|ckpt|iteration)",
@@ -47,6 +54,12 @@ ACTIVITY_RULES = (
         r"torch\.compile|tuning|garbage collect",
         Severity.INFO, Scope.PROCESS, Category.TASK_HANG, Strength.ACTIVITY,
         "it was doing something that takes long on one rank only", MEGATRON, "Evaluating iter 3/100",
+    ),
+    Rule(
+        "program.stack",
+        r'^\s*File ".{1,300}", line \d+ in \w|^\s+[\w<>.]{1,80} \([\w./<>-]{1,200}\.py:\d+\)',
+        Severity.INFO, Scope.PROCESS, Category.TASK_HANG, Strength.ACTIVITY,
+        "its stack is outside of any collective", "faulthandler, py-spy", '  File "data.py", line 7 in decode',
     ),
 )  # fmt: skip
 

@@ -77,6 +77,15 @@ RULES = (
         "The client socket has timed out after 60s while trying to connect to (10.0.0.1, 29500).",
     ),
     Rule(
+        "store.no-heartbeat",
+        r"removed from the rendezvous .{0,120}no heartbeat|"
+        r"rendezvous .{0,80}detected that (?:the )?node .{0,80}is dead",
+        Severity.SEV1, Scope.NODE, Category.LOST_CONNECTION, Strength.DEATH,
+        "the rendezvous hears nothing of a node any more", f"{ELASTIC}/dynamic_rendezvous.py",
+        "As part of the sync operation the node(s) node-3_812_0 have been removed from the rendezvous 'x' since they "
+        "had no heartbeat.",
+    ),
+    Rule(
         "store.rendezvous-timeout",
         r"RendezvousTimeoutError|RendezvousClosedError|(?i:rendezvous.{0,60}(?:timed out|timeout|closed|failed|"
         r"error))|"

@@ -1,0 +1,72 @@
+"""Who is behind, out of the numbers of collectives that ranks' texts state. Pure.
+
+Numbers count per process group and are compared inside one only. In a group, whoever has started the oldest collective
+that has not ended waits for whoever has not; where all have started it, for whoever has not ended what others have (a
+device that stopped). A rank that is behind in one group because it waits in another is no root: the edges are followed
+to their end, as for flight recorder dumps (flight.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unicron.diagnosis.collectives import TIMED_OUT, UNKNOWN_GROUP
+from unicron.diagnosis.reader import RankText
+from unicron.diagnosis.words import Progress
+
+SHARE_MAX = 0.5  # more ranks than this share behind are no root: the others are ahead
+# Members of one group wait at nearly the same number. Numbers without the name of their group that are further apart
+# than this share of them (or than two, of small ones) are of different groups.
+GAP_SHARE_MAX = 0.02
+
+
+def laggards(ranks: Mapping[str, RankText]) -> list[str]:
+    """The ranks that others wait for in some group, and that wait for nobody themselves."""
+    groups: dict[str, dict[str, Progress]] = {}
+    for rank, entry in ranks.items():
+        for group, progress in entry.progress.items() if rank else ():
+            groups.setdefault(group, {})[rank] = progress
+    waits: set[str] = set()
+    late: set[str] = set()
+    for group, members in groups.items():
+        behind = _behind(group, members)
+        late |= behind
+        waits |= members.keys() - behind if behind else set()
+    return sorted(late - waits, key=as_number)
+
+
+def as_number(rank: str) -> tuple[int, str]:
+    """Sorts ranks by number."""
+    return (int(rank) if rank.isascii() and rank.isdigit() else -1, rank)
+
+
+def _behind(group: str, members: Mapping[str, Progress]) -> set[str]:
+    started = {rank: progress.enqueued for rank, progress in members.items()}
+    done = {rank: progress.completed for rank, progress in members.items() if progress.completed is not None}
+    if group.endswith(TIMED_OUT):
+        return set() if group == UNKNOWN_GROUP + TIMED_OUT and not _is_one_group(started) else _fewest(started)
+    if len(done) < len(started):
+        return _fewest(started)
+    pending = max(done.values()) + 1  # the oldest collective that nobody has ended
+    absent = {rank for rank, number in started.items() if number < pending}
+    return _minority(absent, members) or _fewest(done) or _odd(started)
+
+
+def _is_one_group(numbers: Mapping[str, int]) -> bool:
+    """Could these numbers be of one group, though no line says so?"""
+    highest = max(numbers.values())
+    return highest - min(numbers.values()) <= max(2, GAP_SHARE_MAX * highest)
+
+
+def _odd(started: Mapping[str, int]) -> set[str]:
+    """Programs run ahead of their device by different amounts: only if all but a few agree, those stopped earlier."""
+    return _fewest(started) if len(set(started.values())) == 2 else set()
+
+
+def _fewest(numbers: Mapping[str, int]) -> set[str]:
+    lowest = min(numbers.values(), default=0)
+    return _minority({rank for rank, number in numbers.items() if number == lowest}, numbers)
+
+
+def _minority(behind: set[str], members: Mapping[str, object]) -> set[str]:
+    return behind if len(behind) <= SHARE_MAX * len(members) else set()
