@@ -15,10 +15,11 @@ from unicron.runtime.local_cluster import LocalCluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One after the other, in one process, when tests run side by side: each needs the machine to itself."""
+    """One after the other, in one process, when tests run side by side: each needs the machine to itself. But for
+    Slurm's, which mostly wait for Slurm."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.xdist_group("processes"))
+            item.add_marker(pytest.mark.xdist_group("slurm" if item.path.stem == "test_slurm" else "processes"))
 
 
 @pytest.fixture
