@@ -27,6 +27,7 @@ class Ledger:
         header.summed = record.summed
         header.torn = not record.has_state
         header.ungathered = not record.gathered
+        header.epoch = record.branch
         if record.commit is None:
             self.forget_commit()
         else:
@@ -49,6 +50,11 @@ class Ledger:
     def forget_commit(self) -> None:
         """What was committed is to be done again: an heir must not step with its result."""
         self.header.has_commit = False
+
+    def set_branch(self, branch: int) -> None:
+        """Of the state that is about to be whole here (healing/record.py); no commit of another is kept beside it."""
+        self.forget_commit()
+        self.header.epoch = branch
 
     def begin_step(self, *, undoable: bool = False) -> None:
         """undoable: chunk by chunk with an undo area, so that an heir can finish it (undoable_step.py)."""
@@ -136,4 +142,5 @@ class Ledger:
             num_segments=num_segments,
             commit=commit,
             gathered=not header.ungathered,
+            branch=header.epoch,
         )
