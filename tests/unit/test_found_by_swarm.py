@@ -4,6 +4,7 @@ are those of the day; histories of a seed change with the simulator."""
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, Record
 from unicron.healing.resolve import Fetch, resolve_world
 from unicron.messages import AgentHello, AgentWelcome, EndWorker, FinishUnderstudies, PublishEpoch, StateLost, StopTask
+from unicron.training import ledger
 from unicron.training.ledger import Ledger
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
@@ -344,10 +346,30 @@ def test_an_arena_says_to_which_return_its_state_belongs(commit: CommitResult | 
     fd = _core.create_arena(_core.ARENA_HEADER_BYTES + 4096)
     try:
         _core.ArenaHeader(fd).format("digest", 4096)
-        ledger = Ledger(fd)
-        ledger.write(Record(0, 30, Stage.IDLE, commit=commit, branch=RESTORE_EPOCH, num_segments=2))
-        assert ledger.read(0, 2).branch == RESTORE_EPOCH and ledger.read(0, 2).commit == commit
-        ledger.set_branch(RESTORE_EPOCH + 1)
-        assert ledger.read(0, 2).branch == RESTORE_EPOCH + 1 and ledger.read(0, 2).commit is None
+        account = Ledger(fd)
+        account.write(Record(0, 30, Stage.IDLE, commit=commit, branch=RESTORE_EPOCH, num_segments=2))
+        assert account.read(0, 2).branch == RESTORE_EPOCH and account.read(0, 2).commit == commit
+        account.set_branch(RESTORE_EPOCH + 1)
+        assert account.read(0, 2).branch == RESTORE_EPOCH + 1 and account.read(0, 2).commit is None
     finally:
         os.close(fd)
+
+
+def test_an_owner_that_dies_before_anything_is_in_its_arena_leaves_no_state() -> None:
+    """Seed 4779: a new worker was killed between the grant of its arena and its first record; its heir took what lay
+    there, nothing at all, for the whole state of iteration 0, and the others were at 36."""
+    fd = _core.create_arena(_core.ARENA_HEADER_BYTES + 4096)
+    try:
+        Ledger.of_new_arena(fd, "digest", 4096)
+        assert _core.ArenaHeader(fd).check("digest", 4096) == ""
+        assert not Ledger(fd).read(0, 2).has_state
+        Ledger(fd).write(Record(0, 0, Stage.STARTING, num_segments=2))  # at the start of a task all is there
+        assert Ledger(fd).read(0, 2).has_state
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("name", ["session.py", "boundary.py", "reshard/change.py"])
+def test_every_new_arena_is_made_so(name: str) -> None:
+    source = (Path(ledger.__file__).parent / name).read_text()
+    assert ".of_new_arena(" in source and ".format(memory." not in source

@@ -40,7 +40,6 @@ class WorkerMoving(WorkerHealing):
 
     def arena_came(self) -> None:
         if self.move is not None and self.machine is None:
-            self.memory.is_torn = True
             self._prepared(self.move)
 
     def _prepared(self, move: MoveRoles) -> None:

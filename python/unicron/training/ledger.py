@@ -19,6 +19,14 @@ class Ledger:
     def __init__(self, fd: int) -> None:
         self.header = _core.ArenaHeader(fd)
 
+    @classmethod
+    def of_new_arena(cls, fd: int, digest: str, content_bytes: int) -> Ledger:
+        """Formatted, and torn until its owner says what is in it: one that dies before leaves nothing to an heir."""
+        _core.ArenaHeader(fd).format(digest, content_bytes)
+        ledger = cls(fd)
+        ledger.begin_step()
+        return ledger
+
     def write(self, record: Record) -> None:
         """Everything but the reduction's progress and the micro-batches begun, which are written as they happen."""
         header = self.header
