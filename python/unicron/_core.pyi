@@ -243,7 +243,7 @@ class ArenaHeader:
     def layout_digest(self) -> str: ...
     @property
     def nbytes(self) -> int: ...
-    epoch: int
+    epoch: int  # in which the state here last went back, to a checkpoint or a copy
     iteration: int  # committed steps that are in the parameters; the iteration being worked on
     stage: int
     dealt_replicas: int  # bit i: replica i was live when this iteration began (dp <= 64), else see records

@@ -3,10 +3,14 @@ are those of the day; histories of a seed change with the simulator."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from machines import Agent, Coordinator, running
+from unicron import _core
 from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.transitions import NodePhase, TaskPhase
@@ -14,7 +18,10 @@ from unicron.healing import actions as do
 from unicron.healing import events as healing_on
 from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, Record
+from unicron.healing.resolve import Fetch, resolve_world
 from unicron.messages import AgentHello, AgentWelcome, EndWorker, FinishUnderstudies, PublishEpoch, StateLost, StopTask
+from unicron.training import ledger
+from unicron.training.ledger import Ledger
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
@@ -259,3 +266,110 @@ def test_somebody_finished_and_another_died_before_it_gave_its_account() -> None
     assert driver.task.epoch == epoch == 2 and not driver.task.is_over
     driver.fire("finish/t")
     assert driver.task.is_over and "the others are lost" in driver.task.cause
+
+
+RESTORE_EPOCH = 3
+OLD_COMMIT = CommitResult(30, 2.0, 1.0, 0.0, 1.0)
+
+
+def restoring(layout: Layout) -> tuple[HealingMachine, EpochPlan]:
+    """Rank 0, at iteration 31, as far as the loading of the checkpoint of iteration 30."""
+    ranks = tuple(range(layout.world_size))
+    members = tuple(Member(rank, "n0", f"n0.w{rank}") for rank in ranks)
+    plan = EpochPlan(
+        "t", RESTORE_EPOCH, PlanKind.RESTORE, layout, tuple(range(layout.dp)), members, ranks, (), restore="ckpt/30"
+    )
+    machine = HealingMachine(0, layout, 2)
+    whole = Record(0, 31, Stage.IDLE, commit=OLD_COMMIT, num_segments=2)
+    records = [whole, *(Record(rank, 30, Stage.STEP, has_state=False, num_segments=2) for rank in ranks[1:])]
+    (action,) = machine.step(healing_on.Joined(plan, whole))
+    while not isinstance(action, do.LoadCheckpoint):
+        inside = isinstance(action, do.ExchangeInside)
+        if inside or isinstance(action, do.ExchangeWorld):
+            wanted = layout.replica_ranks(0) if inside else ranks
+            (action,) = machine.step(healing_on.RecordsGathered([records[rank] for rank in wanted]))
+        else:
+            (action,) = machine.step(healing_on.Done())
+    return machine, plan
+
+
+def test_what_is_being_loaded_over_is_no_state() -> None:
+    machine, _ = restoring(Layout(dp=3, num_micro_batches=3))
+    assert not machine.record.has_state and machine.record.commit is None
+    machine.step(healing_on.Broken(False, "the disk is gone", -1))
+    assert not machine.record.has_state
+    machine, _ = restoring(Layout(dp=3, num_micro_batches=3))
+    machine.step(healing_on.CheckpointLoaded(30))
+    assert machine.record.has_state and machine.record.branch == RESTORE_EPOCH
+
+
+def test_a_commit_of_before_the_checkpoint_is_not_stepped_with() -> None:
+    """Seed 5069: rank 0 had loaded iteration 30 when the other member died on its way to it. In its arena was that
+    iteration's commit, from before: rank 0 stepped with it, and no micro-batch was in its sums."""
+    layout = Layout(tp=2, num_micro_batches=2)
+    machine, plan = restoring(layout)
+    machine.step(healing_on.CheckpointLoaded(30))
+    again = msgspec.structs.replace(plan, epoch=4, kind=PlanKind.REPLACE, restore="", heirs=(1,))
+    machine.step(healing_on.PlanArrived(again))
+    (action,) = machine.step(healing_on.IterationBegun(30))
+    assert isinstance(action, do.ExchangeInside)
+    torn = Record(1, 30, Stage.STEP, has_state=False, commit=OLD_COMMIT, num_segments=2)
+    (action,) = machine.step(healing_on.RecordsGathered([machine.record, torn]))
+    assert isinstance(action, do.RebuildInside)
+    (action,) = machine.step(healing_on.Done())
+    assert isinstance(action, do.ExchangeWorld)
+    (action,) = machine.step(healing_on.RecordsGathered([machine.record, torn]))
+    assert isinstance(action, do.RebuildCross)
+    (action,) = machine.step(healing_on.Done())
+    assert isinstance(action, do.ReportStateLost)
+
+
+@pytest.mark.parametrize("iteration", [30, 31, 28])
+def test_who_loaded_and_who_did_not_do_not_go_on_together(iteration: int) -> None:
+    """Seed 5497: two of three ranks were at iteration 20 again, from the checkpoint, and the third's heir found its
+    predecessor's state of iteration 28."""
+    layout = Layout(dp=3, num_micro_batches=3)
+    machine, plan = restoring(layout)
+    machine.step(healing_on.CheckpointLoaded(30))
+    again = msgspec.structs.replace(plan, epoch=4, kind=PlanKind.REPLACE, restore="", heirs=(1,))
+    loaded = [msgspec.structs.replace(machine.record, rank=rank) for rank in (0, 2)]
+    commit = msgspec.structs.replace(OLD_COMMIT, iteration=iteration - 1)
+    old = Record(1, iteration, Stage.REDUCE, begun=True, dealt=(0, 1, 2), commit=commit, num_segments=2)
+    verdict = resolve_world(again, [loaded[0], old, loaded[1]])
+    assert verdict.lost_positions == (0,)  # all load again
+    verdict = resolve_world(again, [loaded[0], msgspec.structs.replace(old, has_state=False), loaded[1]])
+    assert verdict.iteration == 30 and verdict.fetches == (Fetch(0, 0, (1,)),) and verdict.branch == RESTORE_EPOCH
+
+
+@pytest.mark.parametrize("commit", [None, OLD_COMMIT])
+def test_an_arena_says_to_which_return_its_state_belongs(commit: CommitResult | None) -> None:
+    fd = _core.create_arena(_core.ARENA_HEADER_BYTES + 4096)
+    try:
+        _core.ArenaHeader(fd).format("digest", 4096)
+        account = Ledger(fd)
+        account.write(Record(0, 30, Stage.IDLE, commit=commit, branch=RESTORE_EPOCH, num_segments=2))
+        assert account.read(0, 2).branch == RESTORE_EPOCH and account.read(0, 2).commit == commit
+        account.set_branch(RESTORE_EPOCH + 1)
+        assert account.read(0, 2).branch == RESTORE_EPOCH + 1 and account.read(0, 2).commit is None
+    finally:
+        os.close(fd)
+
+
+def test_an_owner_that_dies_before_anything_is_in_its_arena_leaves_no_state() -> None:
+    """Seed 4779: a new worker was killed between the grant of its arena and its first record; its heir took what lay
+    there, nothing at all, for the whole state of iteration 0, and the others were at 36."""
+    fd = _core.create_arena(_core.ARENA_HEADER_BYTES + 4096)
+    try:
+        Ledger.of_new_arena(fd, "digest", 4096)
+        assert _core.ArenaHeader(fd).check("digest", 4096) == ""
+        assert not Ledger(fd).read(0, 2).has_state
+        Ledger(fd).write(Record(0, 0, Stage.STARTING, num_segments=2))  # at the start of a task all is there
+        assert Ledger(fd).read(0, 2).has_state
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("name", ["session.py", "boundary.py", "reshard/change.py"])
+def test_every_new_arena_is_made_so(name: str) -> None:
+    source = (Path(ledger.__file__).parent / name).read_text()
+    assert ".of_new_arena(" in source and ".format(memory." not in source

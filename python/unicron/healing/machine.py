@@ -410,6 +410,9 @@ class HealingMachine:
         self.pending = [p for p in self.pending if p.epoch > plan.epoch]
         self._set(met_replicas=plan.replicas)
         if plan.restore:
+            # What loading writes over is no state from here on, whatever breaks; and no commit is of what it brings.
+            self.shared = ()
+            self._set(has_state=False, commit=None)
             return self._to(Phase.LOAD, do.LoadCheckpoint(plan=plan, path=plan.restore, reason=plan.reason))
         if verdict.lost_positions:
             self._await_inside = False
@@ -439,7 +442,7 @@ class HealingMachine:
     def _went_back(self) -> do.AnyAction:
         assert self._verdict is not None
         self._fresh(self._verdict.iteration)
-        self._set(has_state=True, gathered=False)
+        self._set(has_state=True, gathered=False, branch=self._verdict.branch)
         return self._fetch()
 
     def _rolled_world(self) -> do.AnyAction:
@@ -471,7 +474,10 @@ class HealingMachine:
         assert self._verdict is not None
         if not self.record.has_state:
             self._fresh(self._verdict.iteration)
-            self._set(has_state=True, commit=self._verdict.commit, gathered=not self.layout.sharded)
+            self._set(
+                has_state=True, commit=self._verdict.commit, gathered=not self.layout.sharded,
+                branch=self._verdict.branch,
+            )  # fmt: skip
             self._take_deal(self._verdict)
         return self._gather_world()
 
@@ -498,10 +504,9 @@ class HealingMachine:
         return self._settle(Phase.SETTLE_WORLD, ok=True)
 
     def _loaded(self, iteration: int) -> do.AnyAction:
-        self.shared = ()
-        self._fresh(iteration)
-        self._set(has_state=True, commit=None, gathered=True)
         assert self.plan is not None
+        self._fresh(iteration)
+        self._set(has_state=True, gathered=True, branch=self.plan.epoch)
         return self._compute_own(self.plan.replicas, "from the checkpoint")
 
     def _agreed(self) -> do.AnyAction:

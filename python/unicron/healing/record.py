@@ -46,11 +46,13 @@ class Record(msgspec.Struct, frozen=True):
     commit: CommitResult | None = None  # of the newest commit this rank knows
     gathered: bool = True  # parameters hold the shards of all replicas (always so, unless the optimizer is sharded)
     met_replicas: tuple[int, ...] = ()  # live replicas of the newest plan this rank met; a predecessor's are not known
-    # Of buddies, filled in when records are exchanged: whole copies of other ranks' shards, iterations of which its own
-    # shard is kept, and the epoch in which it last went back to one of these.
+    # The epoch in which the state it has last went back, to a checkpoint or to buddies' copies: what was committed
+    # before is done again, so state and commits of different branches do not go together, whatever their iterations.
+    branch: int = 0
+    # Of buddies, filled in when records are exchanged: whole copies of other ranks' shards, and iterations of which its
+    # own shard is kept.
     copies: tuple[Copy, ...] = ()
     kept: tuple[int, ...] = ()
-    branch: int = 0
     inside_epoch: int = 0  # epoch in which this replica's inside groups were last rebuilt, as this rank knows
     inside_touched: tuple[Rank, ...] = ()  # ranks of this replica touched since, as this rank knows
 

@@ -204,7 +204,7 @@ class AgentHost:
     def _grant(self, action: ask.GrantArena) -> None:
         worker = self._requests.pop(action.request_id)
         if action.create:
-            self.memories[action.arena] = Memory()
+            self.memories[action.arena] = Memory(is_torn=True)  # until its owner says what is in it
         memory = self.memories[action.arena]
         owners = [w for w in self.workers.values() if w.alive and w.memory is memory and w is not worker]
         if owners:

@@ -33,6 +33,7 @@ class Memory:
     commit: CommitResult | None = None
     stage: Stage = Stage.IDLE
     gathered: bool = True
+    branch: int = 0
     segments: list[Sum] = field(default_factory=lambda: [()] * NUM_SEGMENTS)
 
     def write(self, record: Record) -> None:
@@ -40,7 +41,8 @@ class Memory:
         self.dealt = record.dealt
         self.is_summed = record.summed
         self.is_torn = not record.has_state
-        self.commit = record.commit or self.commit
+        self.commit = record.commit
+        self.branch = record.branch
         self.reduced = record.segments_reduced
         self.stage = record.stage
         self.gathered = record.gathered
@@ -70,4 +72,5 @@ class Memory:
             num_segments=NUM_SEGMENTS,
             commit=self.commit,
             gathered=self.gathered,
+            branch=self.branch,
         )

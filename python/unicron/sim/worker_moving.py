@@ -5,6 +5,7 @@ The counterpart of training/moving.py. The pairs between leavers and joiners are
 
 from __future__ import annotations
 
+from unicron.healing.record import Record
 from unicron.messages import ArenaRequest, MoveReady, MoveRoles, WorkerReady
 from unicron.sim.worker_healing import WorkerHealing
 from unicron.types import EpochPlan, Member
@@ -39,7 +40,6 @@ class WorkerMoving(WorkerHealing):
 
     def arena_came(self) -> None:
         if self.move is not None and self.machine is None:
-            self.memory.is_torn = True
             self._prepared(self.move)
 
     def _prepared(self, move: MoveRoles) -> None:
@@ -64,12 +64,11 @@ class WorkerMoving(WorkerHealing):
         joiner = None if member is None else self.world.worker(member.worker)
         if joiner is None:
             return
-        commit = self.memory.commit
-        gathered = self.memory.gathered
+        account = self.memory.read(self.rank)
 
         def arrive() -> None:
             if self.alive and self._holds_for(iteration, move):  # its process is the other end
-                joiner.gate(lambda: joiner.take_over(move, iteration, commit, gathered=gathered))
+                joiner.gate(lambda: joiner.take_over(move, iteration, account))
 
         self._later(self.rng.uniform(2.0, 20.0), arrive)
 
@@ -81,11 +80,11 @@ class WorkerMoving(WorkerHealing):
             self.say_ready(move, "held", iteration)
             self._later(500.0, lambda: self._held(iteration, move))
 
-    def take_over(self, move: MoveRoles, iteration: int, commit: object, *, gathered: bool) -> None:
+    def take_over(self, move: MoveRoles, iteration: int, account: Record) -> None:
         if self.move is None or self.move.plan != move.plan or not self.is_waiting_role or self.is_joining:
             return
-        self.memory.end_step(iteration, gathered=gathered)
-        self.memory.commit = commit  # type: ignore[assignment]
+        self.memory.end_step(iteration, gathered=account.gathered)
+        self.memory.commit, self.memory.branch = account.commit, account.branch
         self._moved = move.plan
         self.say_ready(move, "moved", iteration)
 

@@ -8,7 +8,6 @@ import sys
 import time
 from typing import Any
 
-from unicron import _core
 from unicron.messages import ChangeLayout, MoveRoles, Saved
 from unicron.training.engine import Engine
 from unicron.training.link import WorkerLink, now_ms
@@ -81,10 +80,9 @@ def take_over_role(link: WorkerLink, engine: Engine, rank: Rank, order: MoveRole
     fd, grant, _ = link.request_arena(rank, memory.content_bytes, memory.digest, adopt=False)
     if fd < 0:
         raise RuntimeError(f"the agent gave no arena: {grant.refused}")
-    _core.ArenaHeader(fd).format(memory.digest, memory.content_bytes)
+    type(engine.ledger).of_new_arena(fd, memory.digest, memory.content_bytes)
     memory.move_to(fd)
     engine.ledger = type(engine.ledger)(memory.fd)
-    engine.ledger.begin_step()
     move = Preparation(link, order, rank, engine.groups)
     move.run()
     taken, begun = None, now_ms()

@@ -61,7 +61,7 @@ def buddy_bytes(model: Any, layout: Layout) -> int:
     pieces = sum(1 for _ in model.parameters())
     content = BYTES_PER_ELEMENT * elements + (MOMENTS + 2) * ALIGN * pieces
     slot = aligned(HEADER_BYTES + EXTRA_BYTES_MAX + content + SEAL_BYTES)
-    return ALIGN + num_slots(layout) * slot
+    return num_slots(layout) * slot
 
 
 class _Slot:
@@ -119,24 +119,16 @@ class Buddies:
         """Iterations of which the own shard is there."""
         return tuple(copy.iteration for slot in self._own() if (copy := slot.whole()) is not None)
 
-    @property
-    def branch(self) -> int:
-        return int(self._branch_word().item())
-
-    def set_branch(self, epoch: int) -> None:
-        self._branch_word()[0] = epoch
-
     def agreed(self, iteration: int) -> None:
         """By a meeting: what everybody could go back to (-1: nothing) stays until there is a newer one."""
         self._common = iteration
 
-    def forget(self, branch: int, after: int = -1) -> None:
+    def forget(self, after: int = -1) -> None:
         """State went back: what is kept of later iterations belongs to what will be done again."""
         for slot in self._slots():
             copy = slot.whole()
             if copy is not None and copy.iteration > after:
                 slot.clear()
-        self.set_branch(branch)
 
     # ---------------------------------------------------------- after each step
 
@@ -284,11 +276,8 @@ class Buddies:
 
     # ---------------------------------------------------------- memory and messages
 
-    def _branch_word(self) -> torch.Tensor:
-        return self._memory.buddy[:ALIGN].view(torch.int64)[:1]
-
     def _places(self) -> tuple[torch.Tensor, ...]:
-        return self._memory.buddy[ALIGN:].chunk(self._num_slots)
+        return self._memory.buddy.chunk(self._num_slots)
 
     def _slots(self) -> list[_Slot]:
         return [_Slot(place) for place in self._places()]

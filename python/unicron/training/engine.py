@@ -365,7 +365,7 @@ class Engine:
         record = self.machine.record
         if (ours := self.buddies) is not None:
             ours.abandon()
-            record = msgspec.structs.replace(record, copies=ours.copies(), kept=ours.kept(), branch=ours.branch)
+            record = msgspec.structs.replace(record, copies=ours.copies(), kept=ours.kept())
         client.set(f"{prefix}{self.rank}", encode_record(record))
         keys = [f"{prefix}{rank}" for rank in ranks]
         records = client.multi_get(keys, AWAIT_PLAN_MS_MAX, cancelled=lambda: self._is_over(plan))
@@ -410,6 +410,7 @@ class Engine:
         self._require_good(inside=False)
         if extra is not None:
             self.stepper.load_extra(extra)
+            self.ledger.set_branch(action.branch)
             self.ledger.end_step(action.iteration, self.stepper.extra_state())
             self.account.state_source = "replica"
         return on.Done()
@@ -423,8 +424,8 @@ class Engine:
             return on.Done()
         self.ledger.begin_step()
         extra = self.buddies.take(fetch, self.gradients.segments)
-        self.ledger.forget_commit()
-        self.buddies.forget(action.branch, after=action.iteration)
+        self.ledger.set_branch(action.branch)
+        self.buddies.forget(after=action.iteration)
         self.stepper.load_extra(extra)
         if fetch.steps:
             assert action.commit is not None
@@ -444,8 +445,8 @@ class Engine:
         self.ledger.begin_step()
         self.stepper.load_extra(self.buddies.go_back(action.iteration))
         self.stepper.show_main_params()
-        self.ledger.forget_commit()
-        self.buddies.forget(action.branch, after=action.iteration)
+        self.ledger.set_branch(action.branch)
+        self.buddies.forget(after=action.iteration)
         self.ledger.end_step(action.iteration, self.stepper.extra_state(), gathered=False)
         self.account.went_back(before, action.iteration)
         return on.Done()
@@ -458,9 +459,9 @@ class Engine:
         even_optimizer_steps(self.stepper.optimizer)
         iteration, own = self.load_checkpoint(action.path)
         self.gradients.load_own(own)
-        self.ledger.forget_commit()
+        self.ledger.set_branch(action.plan.epoch)
         if self.buddies is not None:
-            self.buddies.forget(action.plan.epoch)
+            self.buddies.forget()
         self.ledger.end_step(iteration, self.stepper.extra_state())
         self.account.restored(before, iteration)
         return on.CheckpointLoaded(iteration)

@@ -19,6 +19,14 @@ class Ledger:
     def __init__(self, fd: int) -> None:
         self.header = _core.ArenaHeader(fd)
 
+    @classmethod
+    def of_new_arena(cls, fd: int, digest: str, content_bytes: int) -> Ledger:
+        """Formatted, and torn until its owner says what is in it: one that dies before leaves nothing to an heir."""
+        _core.ArenaHeader(fd).format(digest, content_bytes)
+        ledger = cls(fd)
+        ledger.begin_step()
+        return ledger
+
     def write(self, record: Record) -> None:
         """Everything but the reduction's progress and the micro-batches begun, which are written as they happen."""
         header = self.header
@@ -27,6 +35,7 @@ class Ledger:
         header.summed = record.summed
         header.torn = not record.has_state
         header.ungathered = not record.gathered
+        header.epoch = record.branch
         if record.commit is None:
             self.forget_commit()
         else:
@@ -49,6 +58,11 @@ class Ledger:
     def forget_commit(self) -> None:
         """What was committed is to be done again: an heir must not step with its result."""
         self.header.has_commit = False
+
+    def set_branch(self, branch: int) -> None:
+        """Of the state that is about to be whole here (healing/record.py); no commit of another is kept beside it."""
+        self.forget_commit()
+        self.header.epoch = branch
 
     def begin_step(self, *, undoable: bool = False) -> None:
         """undoable: chunk by chunk with an undo area, so that an heir can finish it (undoable_step.py)."""
@@ -136,4 +150,5 @@ class Ledger:
             num_segments=num_segments,
             commit=commit,
             gathered=not header.ungathered,
+            branch=header.epoch,
         )

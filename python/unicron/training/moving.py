@@ -45,6 +45,7 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
     digest: int  # of all that follows
     gathered: bool
     commit: CommitResult | None
+    branch: int
 
 
 class Preparation:
@@ -114,7 +115,7 @@ class Preparation:
         assert self._pair is not None
         extra = engine.stepper.extra_tensor()
         record = engine.machine.record
-        taken = Taken(record.iteration, engine.transfer.digest(extra), record.gathered, record.commit)
+        taken = Taken(record.iteration, engine.transfer.digest(extra), record.gathered, record.commit, record.branch)
         header = _padded(msgspec.msgpack.encode(taken))
         for piece in (header, *engine.memory.state_pieces(), extra):
             self._pair.send([piece], 1, 0).wait()
@@ -131,6 +132,7 @@ class Preparation:
         if engine.transfer.digest(extra) != taken.digest:
             raise StateSpoiled(f"the state of rank {self.rank} did not arrive as it was sent")
         engine.stepper.load_extra(bytes(extra.numpy().tobytes()))
+        engine.ledger.set_branch(taken.branch)
         engine.ledger.end_step(taken.iteration, engine.stepper.extra_state(), gathered=taken.gathered)
         return taken
 

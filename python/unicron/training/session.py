@@ -328,13 +328,11 @@ class Session:
             os.close(ours)
         if fd < 0:
             raise RuntimeError(f"the agent gave no arena: {grant.refused}")
-        _core.ArenaHeader(fd).format(memory.digest, memory.content_bytes)
+        type(engine.ledger).of_new_arena(fd, memory.digest, memory.content_bytes)
         memory.move_to(fd)
         engine.ledger = type(engine.ledger)(memory.fd)
         fresh = plan.kind is PlanKind.START
         engine.account.is_far_heir = plan.kind is PlanKind.REPLACE and rank in plan.heirs
-        if not fresh:
-            engine.ledger.begin_step()
         return Record(rank, 0, Stage.STARTING, has_state=fresh, num_segments=num_segments)
 
     def _adopt(self, engine: Engine, arena: tuple[int, tuple[int, ...], tuple[int, ...]], num_segments: int) -> Record:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from unicron import _core
 from unicron.faults.kinds import FaultKind, FaultPoint
 from unicron.faults.perform import perform
 from unicron.messages import ChangeLayout, LayoutReady, cut
@@ -178,9 +177,8 @@ class Change:
         )
         if fd < 0:
             raise RuntimeError(f"the agent gave no arena: {grant.refused}")
-        _core.ArenaHeader(fd).format(memory.digest, memory.content_bytes)
+        Ledger.of_new_arena(fd, memory.digest, memory.content_bytes)
         memory.adopt(fd)
-        Ledger(memory.fd).begin_step()
         view: np.ndarray = memory.bytes_view()
         return view
 
