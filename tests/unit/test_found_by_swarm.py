@@ -232,26 +232,6 @@ def test_a_task_that_was_told_to_leave_and_cannot_go_on_leaves() -> None:
     assert driver.task.phase is TaskPhase.SUSPENDED
 
 
-@pytest.mark.parametrize("after", ["loss", "reset"])
-def test_a_return_to_a_checkpoint_that_not_everybody_finished_is_done_again(after: str) -> None:
-    """Seed 7330: one had gone back, another died before; its heir found its arena as it was, and the two differed."""
-    driver = running(Layout(tp=2, num_micro_batches=4), nodes=1)
-    driver.saved("n0.w0", 3)
-    driver.state_lost("n0.w0")
-    assert driver.task.plan is not None and driver.task.plan.kind is PlanKind.RESTORE
-    if after == "loss":
-        driver.lost("n0.w1", "signal 9")
-    else:
-        driver.failed("n0.w0", inside=True)
-        driver.fire("diagnose/t")
-    plan = driver.task.plan
-    assert (plan.epoch, plan.kind, plan.restore) == (3, PlanKind.RESTORE, "ckpt/3")
-    driver.all_healed()
-    driver.failed("n0.w0", inside=True)
-    driver.fire("diagnose/t")
-    assert driver.task.plan.kind is PlanKind.RECONNECT, "who went back and committed need not go back again"
-
-
 def test_somebody_finished_and_another_died_before_it_gave_its_account() -> None:
     """Seed 3075: the healing's bound made a plan with a worker that is gone, and the coordinator ended of it."""
     driver = running(Layout(dp=3, num_micro_batches=3), nodes=3, slots=1, config=CONFIG)

@@ -29,10 +29,6 @@ def publish(step: Step, task: TaskState, decision: Decision) -> None:
         # and compute again while others did not, and only a wounded replica agrees inside itself.
         # (It also makes a plan that some agent missed harmless: the newest one says it all.)
         decision = decision._replace(touched={*decision.touched, *decision.members, *task.plan.touched})
-        if task.plan.kind is PlanKind.RESTORE and not task.healed and decision.kind is not PlanKind.RESTORE:
-            # Some went back and some did not, also in arenas that heirs will find: all do, once more.
-            reason = f"{decision.reason}; the return to a checkpoint was not finished"
-            decision = decision._replace(kind=PlanKind.RESTORE, reason=reason)
     if task.change is not None and task.change.plan is not None:
         # Members may be anywhere in a change of layout, also in models of the new one: all go back.
         decision = decision._replace(touched={*decision.touched, *decision.members})
