@@ -14,7 +14,17 @@ from unicron.healing import actions as do
 from unicron.healing import events as healing_on
 from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, Record
-from unicron.messages import AgentHello, AgentWelcome, EndWorker, FinishUnderstudies, PublishEpoch, StateLost, StopTask
+from unicron.healing.resolve import resolve_world
+from unicron.messages import (
+    AgentHello,
+    AgentWelcome,
+    EndWorker,
+    FinishUnderstudies,
+    PublishEpoch,
+    StateLost,
+    StopTask,
+    WorkerLost,
+)
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
@@ -223,3 +233,83 @@ def test_a_task_that_was_told_to_leave_and_cannot_go_on_leaves() -> None:
     for worker in list(driver.task.workers):
         driver.lost(worker, "ended")
     assert driver.task.phase is TaskPhase.SUSPENDED
+
+
+ALONE = Layout(dp=1, num_micro_batches=2)
+
+
+def lose(driver: Coordinator, node: str) -> None:
+    driver.disconnected(node)
+    driver.probed(node, "gone")
+    assert driver.machine.state.nodes[node].phase is NodePhase.LOST
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_who_may_have_committed_unheard_does_not_begin_from_scratch(restarts: bool) -> None:
+    """Seed 4589: a task ran 48 iterations while there was no coordinator, then its only node was lost. The next
+    coordinator had heard of no iteration, and let it begin from scratch without a word."""
+    driver = running(ALONE, slots=1)
+    assert driver.task.placement == {0: "n0"}
+    if restarts:
+        driver.restart()
+        driver.hello("n1", slots=1)
+        driver.probed("n0", "gone")
+    else:  # cut off since it began: a heartbeat from before it committed says nothing
+        lose(driver, "n0")
+    assert driver.task.phase is not TaskPhase.STARTING
+    assert driver.task.outcome == "stopped"
+    assert "nobody is left who says how far it was, and no checkpoint to return to" in driver.task.cause
+
+
+@pytest.mark.parametrize(
+    ("iteration", "stage", "begins"), [(0, Stage.COMPUTE, True), (0, Stage.STEP, False), (1, Stage.COMPUTE, False)]
+)
+def test_a_death_before_the_first_commit_shows_that_nothing_is_lost(iteration: int, stage: Stage, begins: bool) -> None:
+    driver = running(ALONE, slots=1, understudies=0)
+    lost = WorkerLost("n0", "t", "n0.w0", 0, 0, "process", "signal 9", "", stage, iteration, 0, 1_000, 2_000, "")
+    driver.feed_fact("n0", lost)
+    lose(driver, "n0")
+    assert (driver.task.phase is TaskPhase.STARTING) is begins
+    assert (driver.task.outcome == "stopped") is not begins
+    driver.restart()
+    assert (driver.task.outcome == "stopped") is not begins
+
+
+def test_an_heir_that_dies_before_its_first_iteration_shows_nothing() -> None:
+    driver = running(ALONE, slots=1)
+    driver.lost("n0.w0", "signal 9", iteration=0)
+    assert driver.task.plan is not None and driver.task.plan.kind is PlanKind.REPLACE
+    driver.lost("n0.w1", "signal 9", iteration=0)
+    lose(driver, "n0")
+    assert driver.task.outcome == "stopped"
+
+
+def test_what_the_dead_say_after_all_were_told_to_start_again_counts() -> None:
+    """All waited, so all were ended; one had committed an iteration meanwhile."""
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1, understudies=0)
+    for name in ("n0.w0", "n1.w0"):
+        driver.state_lost(name)
+    assert driver.task.outcome == "stopped", "iteration 5 is known"
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1, understudies=0)
+    driver.says(StateLost("n0.w0", 0, 1, 0, (0,)))
+    assert driver.task.is_restarting
+    for name in ("n0.w0", "n1.w0"):
+        driver.lost(name, "signal 9", iteration=1)
+    assert driver.task.outcome == "stopped" and "no checkpoint to return to" in driver.task.cause
+
+
+def test_heirs_alone_do_not_say_that_nothing_was_committed() -> None:
+    """Seed 30119: a node came back as another life, all roles went to fresh processes, and those said that no state was
+    there at iteration 0, their own: taken for the task's."""
+    layout = Layout(dp=2, num_micro_batches=2)
+    members = tuple(Member(rank, "n0", f"n0.w{rank}") for rank in range(2))
+    plan = EpochPlan("t", 2, PlanKind.REPLACE, layout, (0, 1), members, (0, 1), (0, 1))
+    fresh = [Record(rank, 0, Stage.STARTING, has_state=False, num_segments=2) for rank in range(2)]
+    assert resolve_world(plan, fresh).iteration == -1
+    wide = Layout(tp=2, num_micro_batches=2)
+    half = [Record(0, 7, Stage.COMPUTE, num_segments=2), fresh[1]]
+    verdict = resolve_world(msgspec.structs.replace(plan, layout=wide, replicas=(0,)), half)
+    assert (verdict.iteration, verdict.lost_positions) == (7, (1,))
+    driver = running(layout, slots=1)
+    driver.says(StateLost("n0.w0", 0, 1, -1, (0,)))
+    assert driver.task.outcome == "stopped" and "no checkpoint to return to" in driver.task.cause

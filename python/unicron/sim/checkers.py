@@ -111,6 +111,8 @@ class TaskChecks:
         self.epoch = plan.epoch
         if plan.kind is PlanKind.RESTORE:
             self.reached = int(plan.restore.rpartition("/")[2]) - 1
+        elif plan.kind is PlanKind.START and self.reached >= 0:
+            self.world.violate(f"{self.name} committed {self.reached} and begins from scratch")
         self.plans[plan.epoch] = plan
         if self.left_at is not None and int(plan.restore.rpartition("/")[2] or -1) != self.left_at:
             self.world.violate(f"{self.name} left at {self.left_at} and begins from {plan.restore!r}")
