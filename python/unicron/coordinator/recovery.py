@@ -22,7 +22,7 @@ from unicron.coordinator.state import NodeState, Purpose, TaskState, WorkerState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
 from unicron.coordinator.workers import detected_ms, end_worker, incident_of, start_workers
-from unicron.types import Method, PlanKind, Rank, Severity
+from unicron.types import EpochPlan, Method, PlanKind, Rank, Severity
 
 ALL_WAIT = "every member waits in a collective"
 
@@ -258,6 +258,9 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
         # return, comes first; both have bounds of their own.
         step.set_timer("heal", task.name, step.config.heal_ms_max, "a node that was not heard all the while")
         return False
+    if task.finished:
+        _end_unmet(step, task, plan)
+        return True
     deaf = deaf_to_plan(task)
     for worker in deaf:
         reason = f"its loop did not move in {step.config.heal_ms_max:.0f} ms since epoch {plan.epoch}"
@@ -278,6 +281,15 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
     reason = f"no account of the healing of epoch {plan.epoch} from ranks {silent}"
     publish(step, task, Decision(PlanKind.RECONNECT, members, silent, (), reason))
     return False
+
+
+def _end_unmet(step: Step, task: TaskState, plan: EpochPlan) -> None:
+    """The last iteration was over before this plan was met (members held for a move, or met no newcomer any more): its
+    heirs wait for somebody who has left, and no new epoch can have everybody."""
+    for rank in sorted(task.awaiting & set(plan.heirs) - task.finished):
+        worker = task.holder(rank)
+        if worker is not None:
+            end_worker(step, task, worker, "others finished the last iteration before it could meet them")
 
 
 def _catches_up(task: TaskState) -> bool:
