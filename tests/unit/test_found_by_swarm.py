@@ -3,12 +3,15 @@ are those of the day; histories of a seed change with the simulator."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
 from machines import Agent, Coordinator, running
 from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
+from unicron.coordinator.planned import Planned
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.healing import actions as do
 from unicron.healing import events as healing_on
@@ -25,6 +28,9 @@ from unicron.messages import (
     StopTask,
     WorkerLost,
 )
+from unicron.planner.cluster import Cluster, Node, Task, Workers
+from unicron.planner.planner import Planner
+from unicron.sim.checkers import Checkers
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
@@ -331,3 +337,25 @@ def test_no_epoch_is_made_with_who_finished_during_the_healing(leaves: bool) -> 
     driver.lost("n1.w1", "signal 9")
     driver.fire("finish/t")
     assert driver.task.outcome == "done"
+
+
+def test_equal_plans_are_no_mistake_and_worse_ones_are() -> None:
+    """Seed 5252: two tasks alike, one of which could grow. The table gave one the slots, a direct solve the other:
+    reward and moves are what both promise (csrc/planner/reward.h), not who comes first."""
+    flops = {2: 1.7e12, 4: 3.0e12}
+    alike = [
+        Task(name, Workers(2, 4, 2), flops, group=2, holds={node: 2}, required=True)
+        for name, node in (("a", "n0"), ("b", "n1"))
+    ]
+    over = Task("over", Workers(1, 2, 1), {1: 1e12, 2: 1.7e12}, holds={"n0": 1, "n1": 1}, required=True)
+    cluster = Cluster((Node("n0", 3), Node("n1", 3)), (over, *alike))
+    reward = Planner(cluster, table=False).solve(("finish:over",)).reward_flop
+    found = []
+    for counts in ({"a": 4, "b": 2}, {"a": 2, "b": 4}, {"a": 2, "b": 2}):
+        said: list[str] = []
+        checkers = Checkers(SimpleNamespace(violate=said.append, count=said.index))  # type: ignore[arg-type]
+        for worth in (reward, reward * 0.99):
+            said.clear()
+            checkers.solve_again(1, Planned(1, cluster, ("finish:over",), {**counts, "over": 0}, {}, worth))
+            found.append(bool(said))
+    assert sorted(found[:4]) == [False, False, False, True] and found[4:] == [True, True]  # as solved it is not asked
