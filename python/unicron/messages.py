@@ -95,7 +95,7 @@ class StateLost(_Message, frozen=True):
     worker: str
     rank: Rank
     epoch: int
-    iteration: int
+    iteration: int  # the newest of which anybody has a part; -1: nobody has anything
     positions: tuple[int, ...]  # positions inside the replica (tp + tp_size * pp) without a holder
 
 

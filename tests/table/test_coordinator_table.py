@@ -53,7 +53,7 @@ def healing() -> Coordinator:
 
 def waiting() -> Coordinator:
     driver = running()
-    driver.task.iteration = 0  # nothing committed: it may wait for nodes without a checkpoint
+    driver.saved("n0.w0", 3)  # there is something to go back to: it may wait for nodes
     for node in ("n0", "n1"):
         driver.disconnected(node)
         driver.probed(node, "gone")

@@ -256,6 +256,7 @@ def test_who_cannot_leave_keeps_what_it_has() -> None:
     saving = Cluster(nodes=2)
     saving.run("saves", 4, replicas_min=3)
     saving.run("waits", 1)
+    saving.tasks()["waits"].checkpoint = (2, "ckpt/2")  # there is something to go back to
     saving.lose("n0")
     assert saving.widths() == {"waits": 1} and saving.tasks()["saves"].leaving
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,13 +14,26 @@ from machines import Agent, Coordinator, running
 from unicron import _core
 from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
+from unicron.coordinator.planned import Planned
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.healing import actions as do
 from unicron.healing import events as healing_on
 from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, Record
 from unicron.healing.resolve import Fetch, resolve_world
-from unicron.messages import AgentHello, AgentWelcome, EndWorker, FinishUnderstudies, PublishEpoch, StateLost, StopTask
+from unicron.messages import (
+    AgentHello,
+    AgentWelcome,
+    EndWorker,
+    FinishUnderstudies,
+    PublishEpoch,
+    StateLost,
+    StopTask,
+    WorkerLost,
+)
+from unicron.planner.cluster import Cluster, Node, Task, Workers
+from unicron.planner.planner import Planner
+from unicron.sim.checkers import Checkers
 from unicron.training import ledger
 from unicron.training.ledger import Ledger
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
@@ -241,7 +255,7 @@ def test_somebody_finished_and_another_died_before_it_gave_its_account() -> None
     for name in ("n0.w0", "n2.w0"):
         driver.worker(name).progress += 1  # not deaf; n2's says nothing more
     epoch = driver.task.epoch
-    for _ in range(3):
+    while "heal/t" in driver.machine.state.timers:
         driver.fire("heal/t")
     assert driver.task.epoch == epoch == 2 and not driver.task.is_over
     driver.fire("finish/t")
@@ -353,3 +367,123 @@ def test_an_owner_that_dies_before_anything_is_in_its_arena_leaves_no_state() ->
 def test_every_new_arena_is_made_so(name: str) -> None:
     source = (Path(ledger.__file__).parent / name).read_text()
     assert ".of_new_arena(" in source and ".format(memory." not in source
+
+
+ALONE = Layout(dp=1, num_micro_batches=2)
+
+
+def lose(driver: Coordinator, node: str) -> None:
+    driver.disconnected(node)
+    driver.probed(node, "gone")
+    assert driver.machine.state.nodes[node].phase is NodePhase.LOST
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_who_may_have_committed_unheard_does_not_begin_from_scratch(restarts: bool) -> None:
+    """Seed 4589: a task ran 48 iterations while there was no coordinator, then its only node was lost. The next
+    coordinator had heard of no iteration, and let it begin from scratch without a word."""
+    driver = running(ALONE, slots=1)
+    assert driver.task.placement == {0: "n0"}
+    if restarts:
+        driver.restart()
+        driver.hello("n1", slots=1)
+        driver.probed("n0", "gone")
+    else:  # cut off since it began: a heartbeat from before it committed says nothing
+        lose(driver, "n0")
+    assert driver.task.phase is not TaskPhase.STARTING
+    assert driver.task.outcome == "stopped"
+    assert "nobody is left who says how far it was, and no checkpoint to return to" in driver.task.cause
+
+
+@pytest.mark.parametrize(
+    ("iteration", "stage", "begins"), [(0, Stage.COMPUTE, True), (0, Stage.STEP, False), (1, Stage.COMPUTE, False)]
+)
+def test_a_death_before_the_first_commit_shows_that_nothing_is_lost(iteration: int, stage: Stage, begins: bool) -> None:
+    driver = running(ALONE, slots=1, understudies=0)
+    lost = WorkerLost("n0", "t", "n0.w0", 0, 0, "process", "signal 9", "", stage, iteration, 0, 1_000, 2_000, "")
+    driver.feed_fact("n0", lost)
+    lose(driver, "n0")
+    assert (driver.task.phase is TaskPhase.STARTING) is begins
+    assert (driver.task.outcome == "stopped") is not begins
+    driver.restart()
+    assert (driver.task.outcome == "stopped") is not begins
+
+
+def test_an_heir_that_dies_before_its_first_iteration_shows_nothing() -> None:
+    driver = running(ALONE, slots=1)
+    driver.lost("n0.w0", "signal 9", iteration=0)
+    assert driver.task.plan is not None and driver.task.plan.kind is PlanKind.REPLACE
+    driver.lost("n0.w1", "signal 9", iteration=0)
+    lose(driver, "n0")
+    assert driver.task.outcome == "stopped"
+
+
+def test_what_the_dead_say_after_all_were_told_to_start_again_counts() -> None:
+    """All waited, so all were ended; one had committed an iteration meanwhile."""
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1, understudies=0)
+    for name in ("n0.w0", "n1.w0"):
+        driver.state_lost(name)
+    assert driver.task.outcome == "stopped", "iteration 5 is known"
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1, understudies=0)
+    driver.says(StateLost("n0.w0", 0, 1, 0, (0,)))
+    assert driver.task.is_restarting
+    for name in ("n0.w0", "n1.w0"):
+        driver.lost(name, "signal 9", iteration=1)
+    assert driver.task.outcome == "stopped" and "no checkpoint to return to" in driver.task.cause
+
+
+def test_heirs_alone_do_not_say_that_nothing_was_committed() -> None:
+    """Seed 30119: a node came back as another life, all roles went to fresh processes, and those said that no state was
+    there at iteration 0, their own: taken for the task's."""
+    layout = Layout(dp=2, num_micro_batches=2)
+    members = tuple(Member(rank, "n0", f"n0.w{rank}") for rank in range(2))
+    plan = EpochPlan("t", 2, PlanKind.REPLACE, layout, (0, 1), members, (0, 1), (0, 1))
+    fresh = [Record(rank, 0, Stage.STARTING, has_state=False, num_segments=2) for rank in range(2)]
+    assert resolve_world(plan, fresh).iteration == -1
+    wide = Layout(tp=2, num_micro_batches=2)
+    half = [Record(0, 7, Stage.COMPUTE, num_segments=2), fresh[1]]
+    verdict = resolve_world(msgspec.structs.replace(plan, layout=wide, replicas=(0,)), half)
+    assert (verdict.iteration, verdict.lost_positions) == (7, (1,))
+    driver = running(layout, slots=1)
+    driver.says(StateLost("n0.w0", 0, 1, -1, (0,)))
+    assert driver.task.outcome == "stopped" and "no checkpoint to return to" in driver.task.cause
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_no_epoch_is_made_with_who_finished_during_the_healing(leaves: bool) -> None:
+    """Seed 30086: a role had moved at the boundary after the last iteration, and one finished without meeting the
+    newcomer, which waited for it. The plan that was to free the newcomer had a member that was gone: the coordinator
+    failed; and without that plan nothing ended the wait."""
+    driver = healing()
+    driver.finished("n0.w0")
+    if leaves:
+        driver.exited("n0.w0")
+    driver.now_ms += 10.0
+    driver.fire("heal/t")
+    assert driver.sent(PublishEpoch) == []
+    assert [order.worker for order in driver.sent(EndWorker)] == ["n1.w1"]
+    driver.lost("n1.w1", "signal 9")
+    driver.fire("finish/t")
+    assert driver.task.outcome == "done"
+
+
+def test_equal_plans_are_no_mistake_and_worse_ones_are() -> None:
+    """Seed 5252: two tasks alike, one of which could grow. The table gave one the slots, a direct solve the other:
+    reward and moves are what both promise (csrc/planner/reward.h), not who comes first."""
+    flops = {2: 1.7e12, 4: 3.0e12}
+    alike = [
+        Task(name, Workers(2, 4, 2), flops, group=2, holds={node: 2}, required=True)
+        for name, node in (("a", "n0"), ("b", "n1"))
+    ]
+    over = Task("over", Workers(1, 2, 1), {1: 1e12, 2: 1.7e12}, holds={"n0": 1, "n1": 1}, required=True)
+    cluster = Cluster((Node("n0", 3), Node("n1", 3)), (over, *alike))
+    reward = Planner(cluster, table=False).solve(("finish:over",)).reward_flop
+    found = []
+    for counts in ({"a": 4, "b": 2}, {"a": 2, "b": 4}, {"a": 2, "b": 2}):
+        said: list[str] = []
+        checkers = Checkers(SimpleNamespace(violate=said.append, count=said.index))  # type: ignore[arg-type]
+        for worth in (reward, reward * 0.99):
+            said.clear()
+            checkers.solve_again(1, Planned(1, cluster, ("finish:over",), {**counts, "over": 0}, {}, worth))
+            found.append(bool(said))
+    assert sorted(found[:4]) == [False, False, False, True] and found[4:] == [True, True]  # as solved it is not asked

@@ -163,7 +163,9 @@ def _ask(question: Question) -> tuple[Planned, Decision | None, bool, str]:
             msgspec.structs.replace(move, node=ours) if move.node == theirs else move for move in decision.moves
         )
         decision = msgspec.structs.replace(decision, moves=moves)
-    planned = Planned(number, asked.planner.cluster, asked.events, decision.allocation, decision.unplaced)
+    planned = Planned(
+        number, asked.planner.cluster, asked.events, decision.allocation, decision.unplaced, decision.reward
+    )
     return planned, decision, asked.from_table, words
 
 

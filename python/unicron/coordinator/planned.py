@@ -13,3 +13,4 @@ class Planned(NamedTuple):
     events: tuple[str, ...]
     counts: dict[str, int]  # task -> slots, as the planner said
     unplaced: dict[str, int]  # task -> of them, those that found no node with room
+    reward: float = 0.0  # FLOP

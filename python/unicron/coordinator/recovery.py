@@ -22,7 +22,7 @@ from unicron.coordinator.state import NodeState, Purpose, TaskState, WorkerState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
 from unicron.coordinator.workers import detected_ms, end_worker, incident_of, start_workers
-from unicron.types import Method, PlanKind, Rank, Severity
+from unicron.types import EpochPlan, Method, PlanKind, Rank, Severity
 
 ALL_WAIT = "every member waits in a collective"
 
@@ -253,15 +253,14 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
         return True
     plan = task.plan
     assert plan is not None
-    if task.finished:
-        _wait_for_the_last(step, task)
-        step.set_timer("heal", task.name, step.config.heal_ms_max, "somebody has left for good: no plan has everybody")
-        return False
     if any(not _is_heard(step, worker.node) for worker in map(task.holder, task.awaiting) if worker is not None):
         # Who was not heard is not known to stand still: the plan may not have reached it. The node's verdict, or its
         # return, comes first; both have bounds of their own.
         step.set_timer("heal", task.name, step.config.heal_ms_max, "a node that was not heard all the while")
         return False
+    if task.finished:
+        _end_unmet(step, task, plan)
+        return True
     deaf = deaf_to_plan(task)
     for worker in deaf:
         reason = f"its loop did not move in {step.config.heal_ms_max:.0f} ms since epoch {plan.epoch}"
@@ -282,6 +281,15 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
     reason = f"no account of the healing of epoch {plan.epoch} from ranks {silent}"
     publish(step, task, Decision(PlanKind.RECONNECT, members, silent, (), reason))
     return False
+
+
+def _end_unmet(step: Step, task: TaskState, plan: EpochPlan) -> None:
+    """The last iteration was over before this plan was met (members held for a move, or met no newcomer any more): its
+    heirs wait for somebody who has left, and no new epoch can have everybody."""
+    for rank in sorted(task.awaiting & set(plan.heirs) - task.finished):
+        worker = task.holder(rank)
+        if worker is not None:
+            end_worker(step, task, worker, "others finished the last iteration before it could meet them")
 
 
 def _catches_up(task: TaskState) -> bool:

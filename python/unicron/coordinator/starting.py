@@ -157,16 +157,30 @@ def on_join_timeout(step: Step, task: TaskState) -> None:
 
 
 def nothing_to_restore(task: TaskState) -> bool:
-    """Training never silently starts from scratch: iterations were committed and no checkpoint holds them."""
+    """Training never silently starts from scratch: iterations were committed and no checkpoint holds them. Who was told
+    to begin may have committed unheard (while no coordinator was there, or its node was cut off) and saved, too: that
+    nothing was, a death must have shown."""
+    is_unknown = task.plan is not None and task.unbegun_epoch != task.epoch
+    return _has_committed(task) or (task.job.managed and task.checkpoint is None and is_unknown)
+
+
+def _has_committed(task: TaskState) -> bool:
+    """More than it can go back to."""
     return task.job.managed and task.checkpoint is None and task.iteration > 0
 
 
+def _stop_with_nothing(step: Step, task: TaskState, reason: str) -> None:
+    far = f"{task.iteration} iterations" if task.iteration > 0 else "nobody is left who says how far it was,"
+    stop_task(step, task, f"{reason}; {far} and no checkpoint to return to")
+
+
 def restart_all(step: Step, task: TaskState, reason: str) -> None:
-    if nothing_to_restore(task):
-        stop_task(step, task, f"{reason}; {task.iteration} iterations and no checkpoint to return to")
+    """Its members are there and were heard: what they committed is known, and known again when they have ended."""
+    if _has_committed(task):
+        _stop_with_nothing(step, task, reason)
         return
     if task.leaving:  # its slots are wanted elsewhere: it begins again where and when it has some
-        wait_for_slots(step, task, f"{task.leaving}; {reason}")
+        _wait(step, task, f"{task.leaving}; {reason}")
         return
     step.write(TaskRestarted(task.name, task.restart_count + 1, reason), reason)
     task.move("restarting")
@@ -188,8 +202,12 @@ def settle_restarting(step: Step, task: TaskState) -> None:
 def wait_for_slots(step: Step, task: TaskState, reason: str) -> None:
     """All end, nothing is held; it starts again when the allocation gives it slots and they are free."""
     if nothing_to_restore(task):
-        stop_task(step, task, f"{reason}; {task.iteration} iterations and no checkpoint to return to")
+        _stop_with_nothing(step, task, reason)
         return
+    _wait(step, task, reason)
+
+
+def _wait(step: Step, task: TaskState, reason: str) -> None:
     for kind in TASK_TIMERS:
         step.cancel_timer(kind, task.name, reason)
     for worker in list(task.workers.values()):
@@ -221,6 +239,9 @@ def _maybe_start(step: Step, task: TaskState) -> bool:
     if not target or any(free[node] < 0 for node in target.values()):
         return False
     reason = why(step, task)
+    if _has_committed(task):  # so those said who ended since
+        _stop_with_nothing(step, task, reason)
+        return True
     step.write(RolesPlaced(task.name, target), reason)
     task.is_restarting = False
     task.move("starting")

@@ -190,6 +190,7 @@ class TaskState:
     restarts: int = 0  # (journal) workers replaced, or whole restarts
     restart_count: int = 0  # (journal) of StartWorkers
     iteration: int = -1  # highest anybody reported
+    unbegun_epoch: int = 0  # first of its life, in which a member is known to have died before its first commit
     understudies_lost: int = 0  # in a row: an understudy that cannot start is not tried forever
     guesses: int = 0  # spreads the understudies' guesses
     outcome: str = ""  # (journal) done | stopped

@@ -122,7 +122,7 @@ def on_state_lost(step: Step, task: TaskState, body: StateLost) -> None:
             iteration=body.iteration,
         )  # fmt: skip
         step.open_incident(opened, cause)
-    if task.checkpoint is None and task.iteration > 0:
+    if task.checkpoint is None and (task.iteration > 0 or body.iteration < 0):  # heirs alone know nothing
         stop_task(step, task, f"{cause}, and no checkpoint to return to")
     elif task.checkpoint is None:
         restart_all(step, task, f"{cause}; nothing was committed yet")

@@ -22,7 +22,7 @@ from unicron.messages import (
     WorkerStatus,
     WorkerUp,
 )
-from unicron.types import Layout, Method, Rank, Severity, Stage
+from unicron.types import Layout, Method, PlanKind, Rank, Severity, Stage
 
 WORKER_TIMERS = ("end", "stop", "exception", "stall")
 
@@ -200,6 +200,7 @@ def on_worker_lost(step: Step, task: TaskState, message: WorkerLost) -> None:
         return
     if is_member(task, worker):
         task.iteration = max(task.iteration, message.iteration)
+        _note_unbegun(task, worker, message)
     counts = not task.is_over and not task.is_restarting and worker.rank not in task.finished
     forgotten = worker.phase is WorkerPhase.ENDING and task.role_of(worker.name) is None
     incident = None
@@ -208,6 +209,14 @@ def on_worker_lost(step: Step, task: TaskState, message: WorkerLost) -> None:
     forget_worker(step, task, worker, message.cause or "its mutex was released")
     if incident is not None:
         maybe_fatal(step, task, incident, message)
+
+
+def _note_unbegun(task: TaskState, worker: WorkerState, lost: WorkerLost) -> None:
+    """All commit an iteration together: who died in the first before that shows that nobody has committed any. (An heir
+    shows nothing: it may not have taken the state yet.)"""
+    begins = task.plan is not None and task.plan.kind is PlanKind.START and task.role_of(worker.name) is not None
+    if begins and lost.iteration == 0 and lost.stage < Stage.COMMIT:
+        task.unbegun_epoch = task.epoch
 
 
 def _open_for(step: Step, task: TaskState, worker: WorkerState, lost: WorkerLost) -> Incident:

@@ -419,7 +419,7 @@ class HealingMachine:
             return self._to(
                 Phase.AWAIT_PLAN,
                 do.ReportStateLost(
-                    positions=verdict.lost_positions, iteration=self.record.iteration, reason=verdict.reason
+                    positions=verdict.lost_positions, iteration=verdict.iteration, reason=verdict.reason
                 ),
             )
         if verdict.goes_back:

@@ -142,7 +142,8 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
         return back
     if lost or plan.restore:
         why = f"positions {list(lost)} have no holder" + " of every shard" * layout.sharded
-        return WorldVerdict(-1, None, (), plan.replicas, {}, {}, {}, lost, False, False, why)
+        reached = max((iteration_after(r, commit) for r in holders), default=-1)  # -1: nobody knows
+        return WorldVerdict(reached, None, (), plan.replicas, {}, {}, {}, lost, False, False, why)
     iterations = {iteration_after(r, commit) for r in holders}
     if len(iterations) != 1:
         raise AssertionError(f"epoch {plan.epoch}: ranks at iterations {sorted(iterations)}: {records}")

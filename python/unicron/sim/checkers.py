@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,8 @@ class TaskChecks:
         self.epoch = plan.epoch
         if plan.kind is PlanKind.RESTORE:
             self.reached = int(plan.restore.rpartition("/")[2]) - 1
+        elif plan.kind is PlanKind.START and self.reached >= 0:
+            self.world.violate(f"{self.name} committed {self.reached} and begins from scratch")
         self.plans[plan.epoch] = plan
         if self.left_at is not None and int(plan.restore.rpartition("/")[2] or -1) != self.left_at:
             self.world.violate(f"{self.name} left at {self.left_at} and begins from {plan.restore!r}")
@@ -235,15 +238,26 @@ class Checkers:
             return
         self._solve_again(allocation, planned)
 
+    def solve_again(self, number: int, planned: Planned) -> dict[str, int]:
+        """Task -> slots, as planned; found once more without a table. Of equal plans either may come first."""
+        plan = Planner(planned.cluster, table=False).solve(planned.events)
+        tasks = planned.cluster.tasks
+        counts = {task.name: count for task, count in zip(tasks, plan.allocation, strict=True) if count}
+        said = {name: count for name, count in planned.counts.items() if count}
+        finished = {event.removeprefix("finish:") for event in planned.events}
+        held = {task.name: task.current for task in tasks if task.name not in finished}
+        moves, others = ({name: abs(c.get(name, 0) - held[name]) for name in held} for c in (said, counts))
+        is_equal = math.isclose(planned.reward, plan.reward_flop, rel_tol=1e-9) and sum(moves.values()) == sum(
+            others.values()
+        )
+        if counts != said and not is_equal:
+            self.world.violate(f"allocation {number} is {said}, solved again {counts}")
+        return said
+
     def _solve_again(self, allocation: Allocation, planned: Planned) -> None:
         if not planned.cluster.tasks:
             return
-        plan = Planner(planned.cluster, table=False).solve(planned.events)
-        names = [task.name for task in planned.cluster.tasks]
-        counts = {name: count for name, count in zip(names, plan.allocation, strict=True) if count}
-        said = {name: count for name, count in planned.counts.items() if count}
-        if counts != said:
-            self.world.violate(f"allocation {allocation.number} is {said}, solved again {counts}")
+        counts = self.solve_again(allocation.number, planned)
         given = {name: len(roles) for name, roles in allocation.targets.items()}
         for name in {*counts, *given}:
             if given.get(name, 0) != counts.get(name, 0):
