@@ -30,7 +30,7 @@ struct ArenaFields {
   std::atomic<uint64_t> layout_digest_bytes;
   char layout_digest[kLayoutDigestBytesMax];
 
-  std::atomic<int64_t> epoch;  // in which the state here last went back, to a checkpoint or a copy
+  std::atomic<int64_t> epoch;      // in which the state here last went back, to a checkpoint or a copy
   std::atomic<int64_t> iteration;  // committed steps that are in the parameters; the iteration being worked on
   std::atomic<int64_t> stage;
   std::atomic<uint64_t> dealt_replicas;  // bit i: replica i was live when this iteration began
