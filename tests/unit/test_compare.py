@@ -281,6 +281,7 @@ def test_the_first_differing_iteration_counts_whatever_the_incident_says(tmp_pat
 @pytest.mark.parametrize("known", [-1, scenarios.FAULT_ITERATION - 1])
 def test_an_incident_that_does_not_know_the_iteration_is_no_authority(healed, reference, known):
     """Who was lost with its node could not say where it was; all gradients are the reference's."""
+    healed.write("forwards_0.jsonl", [{"iteration": 10, "micro_batch": 1, "pid": 1}])  # as after a checkpoint's
     lost = incident(fault="node lost", severity="SEV1", iteration=known)
     result = verdict(healed, reference, name="node-standby", incidents=[lost])
     assert result["gradient"] == {"healed_max_rel_diff": 0.0}

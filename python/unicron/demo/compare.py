@@ -119,15 +119,18 @@ def first_interrupted(run: Run, reference: Run, scenario: Scenario, observed: Ob
 
     Armed faults say it themselves. For acts on the cluster it is the first iteration whose reduced
     gradient is not bit for bit the reference's (up to the failure all are); where all are equal,
-    the first of which something was computed again. An incident's own number is that of the last
-    news before the failure, so it counts, like that of the act, only where nothing else tells."""
+    the first one of the window of which something was computed again. An incident's own number is
+    that of the last news before the failure, so it counts, like that of the act, only where nothing
+    else tells."""
     armed = [fault.iteration for fault in scenario.faults if fault.iteration >= 0]
     if armed:
         return min(armed)
     for iteration, rank in sorted(set(run.gradients) & set(reference.gradients)):
         if not np.array_equal(run.gradient(iteration, rank), reference.gradient(iteration, rank)):
             return iteration
-    again = [iteration for (_, iteration, _), count in run.forwards.items() if count > 1]
+    again = [
+        iteration for (_, iteration, _), count in run.forwards.items() if count > 1 and iteration in scenario.window
+    ]
     told = [i["iteration"] for i in observed.incidents if i.get("iteration", -1) >= 0]
     acted = [act.after + 1 for act in scenario.acts if act.after + 1 in scenario.window]
     return min(again or told or acted, default=None)
