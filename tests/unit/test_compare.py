@@ -279,9 +279,12 @@ def test_the_first_differing_iteration_counts_whatever_the_incident_says(tmp_pat
 
 
 @pytest.mark.parametrize("known", [-1, scenarios.FAULT_ITERATION - 1])
-def test_an_incident_that_does_not_know_the_iteration_is_no_authority(healed, reference, known):
-    """Who was lost with its node could not say where it was; all gradients are the reference's."""
-    healed.write("forwards_0.jsonl", [{"iteration": 10, "micro_batch": 1, "pid": 1}])  # as after a checkpoint's
+@pytest.mark.parametrize("again", [(), (HIT,), (10,), (10, 11, HIT)])
+def test_an_incident_that_does_not_know_the_iteration_is_no_authority(tmp_path, reference, known, again):
+    """Who was lost with its node could not say where it was, nor what it had begun; a return to a checkpoint does more
+    again than was interrupted. All gradients are the reference's."""
+    healed = Folder(tmp_path / "run")
+    healed.write("forwards_0.jsonl", [{"iteration": i, "micro_batch": 1, "pid": 1} for i in again])
     lost = incident(fault="node lost", severity="SEV1", iteration=known)
     result = verdict(healed, reference, name="node-standby", incidents=[lost])
     assert result["gradient"] == {"healed_max_rel_diff": 0.0}

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from unicron.cli.common import Json, Problem, buddies_of, print_json
+from unicron.demo.scenarios import ITERATIONS
 
 OPTIMIZERS = ("plain", "distributed")
 RECOVERIES = ("in-order",)
@@ -19,7 +20,9 @@ RECOVERIES = ("in-order",)
 
 def main(
     scenario: Annotated[str, typer.Option(help="A scenario's name, several with commas, or all.")] = "all",
-    iterations: Annotated[int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)] = 32,
+    iterations: Annotated[
+        int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)
+    ] = ITERATIONS,
     layout: Annotated[str, typer.Option(help="tp,pp,dp")] = "1,1,4",
     optimizer: Annotated[str, typer.Option(help=" | ".join(OPTIMIZERS))] = "plain",
     overlap: Annotated[bool, typer.Option("--overlap", help="The script asks for overlapped communication.")] = False,

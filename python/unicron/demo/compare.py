@@ -128,12 +128,11 @@ def first_interrupted(run: Run, reference: Run, scenario: Scenario, observed: Ob
     for iteration, rank in sorted(set(run.gradients) & set(reference.gradients)):
         if not np.array_equal(run.gradient(iteration, rank), reference.gradient(iteration, rank)):
             return iteration
-    again = [
-        iteration for (_, iteration, _), count in run.forwards.items() if count > 1 and iteration in scenario.window
-    ]
+    window = scenario.window
+    again = [iteration for (_, iteration, _), count in run.forwards.items() if count > 1 and iteration in window]
     told = [i["iteration"] for i in observed.incidents if i.get("iteration", -1) >= 0]
-    acted = [act.after + 1 for act in scenario.acts if act.after + 1 in scenario.window]
-    return min(again or told or acted, default=None)
+    acted = [act.after + 1 for act in scenario.acts if act.after + 1 in window]
+    return min(again or [i for i in told if i in window] or acted or told, default=None)
 
 
 def losses(run: Run, reference: Run, interrupted: int | None, end: int) -> dict[str, Any] | None:
