@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from unicron.agent.actions import Action, CancelTimer, Refused, SendCoordinator, SetTimer
 from unicron.agent.config import AgentConfig
 from unicron.agent.state import Report, State, Worker
@@ -23,9 +25,7 @@ class Step:
     def report(self, message: Report, reason: str) -> None:
         """Sent now if it can be, and kept: a coordinator that comes back is told again (it knows duplicates)."""
         if isinstance(message, WorkerContinued):  # what it takes back must not be told again, out of its time
-            kept = [r for r in self.state.reports if not _takes_back(message, r)]
-            self.state.reports.clear()
-            self.state.reports.extend(kept)
+            self._forget(lambda report: _takes_back(message, report))
         self.state.reports.append(message)
         while len(self.state.reports) > self.config.reports_kept_max:
             self.state.reports.popleft()
@@ -34,7 +34,10 @@ class Step:
 
     def forget_stall(self, worker: str) -> None:
         """Its clock begins anew, so what was said of it is over, whether it advances or not."""
-        kept = [r for r in self.state.reports if not (isinstance(r, WorkerStalled) and r.worker == worker)]
+        self._forget(lambda report: isinstance(report, WorkerStalled) and report.worker == worker)
+
+    def _forget(self, is_over: Callable[[Report], bool]) -> None:
+        kept = [report for report in self.state.reports if not is_over(report)]
         self.state.reports.clear()
         self.state.reports.extend(kept)
 
