@@ -93,7 +93,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_tidy.py
 
-# Tests of real processes come one after the other, and all others beside them.
+# Tests of real processes shall come one after the other, all others beside them (tests/process/conftest.py).
 SIDE_BY_SIDE := -n 2 --dist loadgroup
 
 test: check $(VENV)/.servers
