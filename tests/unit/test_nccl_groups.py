@@ -66,17 +66,17 @@ def test_a_plan_ends_groups_and_who_used_them_finds_out() -> None:
             raise AssertionError(number)
     for number in (1, 2):
         groups.retire(number)
-    begun = time.monotonic()
     groups.release()
-    assert time.monotonic() - begun < 0.1 and not Backend.aborted  # in the background, after NCCL's own ending
-    while len(Backend.aborted) < 2 and time.monotonic() - begun < 5:
+    assert not Backend.aborted  # in the background, after NCCL's own ending, two seconds after it began
+    begun = time.monotonic()
+    while len(Backend.aborted) < 2 and time.monotonic() - begun < 30:
         time.sleep(0.01)
     assert len(Backend.aborted) == 2
-    groups.close(2.0)
+    groups.close(30)
     assert len(Backend.aborted) == 3
     os._exit(0)
 """,
-        FAKE_NCCL_ENDING_MS="300",
+        FAKE_NCCL_ENDING_MS="2000",
     )
 
 
@@ -86,7 +86,7 @@ def test_a_group_that_does_not_connect_is_given_up() -> None:
         + """
     class Never(Backend):
         def __init__(self, store, rank, size, options):
-            time.sleep(3)
+            time.sleep(30)
 
     dist.ProcessGroupNCCL = Never
 
@@ -99,7 +99,7 @@ def test_a_group_that_does_not_connect_is_given_up() -> None:
         groups.connect(dist.HashStore(), "never", 0, 2, check)
     except InterruptedError:
         pass
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 20
     os._exit(0)
 """
     )

@@ -211,7 +211,7 @@ def test_a_helper_left_behind_is_replaced() -> None:
         raise LostOperation(f"after {seconds}")
 
     with pytest.raises(LostOperation):
-        helpers.call(lambda: time.sleep(1), give_up)
+        helpers.call(lambda: time.sleep(10), give_up)
     begun = time.monotonic()
     assert helpers.call(lambda: 2, lambda _: None) == 2
-    assert time.monotonic() - begun < 0.9
+    assert time.monotonic() - begun < 9

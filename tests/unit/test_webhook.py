@@ -111,7 +111,7 @@ def test_nobody_there_costs_alerts_and_no_time() -> None:
         begun = time.monotonic()
         for number in range(QUEUED_MAX + 10):
             hook.note(msgspec.structs.replace(OPEN, id=f"i{number}"))
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < 0.2 * QUEUED_MAX / 4  # four times less than waiting for each
         assert hook.num_dropped >= 9
         hook.close()
 
