@@ -137,20 +137,25 @@ def _seats(step: Step, task: TaskState, gone: list[Rank]) -> Seats:
 
 
 def _room(state: State, task: TaskState, gone: list[Rank]) -> Counter[str]:
-    """Slots by node that are meant for nobody: a standby may be there for a role that shall move to it (moves.py)."""
+    """Slots by node that nobody holds and that are meant for nobody: a standby may be there for a role that shall move
+    to it (moves.py), and a task that is about to finish holds slots that it shall not have any more."""
     room = Counter({node.name: node.slots for node in state.nodes.values()})
-    for name, target in state.allocation.targets.items():
-        room.subtract(node for rank, node in target.items() if name != task.name or rank not in gone)
+    for other in state.tasks.values():
+        if not other.is_over:
+            homes = {*state.target(other.name).items(), *other.placement.items()}
+            room.subtract(node for rank, node in homes if other is not task or rank not in gone)
     return room
 
 
 def move_homes(step: Step, task: TaskState, homes: dict[Rank, str], reason: str) -> None:
     """What the task shall hold says so too; else the next decision would bring the roles back."""
     before = step.state.allocation
+    step.write(RolesPlaced(task.name, {**task.placement, **homes}), reason)
+    if not step.state.target(task.name):
+        return  # it is about to finish, and shall not hold anything then
     targets = {**before.targets, task.name: {**step.state.target(task.name), **homes}}
     taken = set(homes.values())
     standbys = {name: tuple(n for n in nodes if n not in taken) for name, nodes in before.standbys.items()}
     standbys = {name: nodes for name, nodes in standbys.items() if nodes}
-    step.write(RolesPlaced(task.name, {**task.placement, **homes}), reason)
     step.write(AllocationDecided(msgspec.structs.replace(before, targets=targets, standbys=standbys)), reason)
     renew_tables(step, reason)
