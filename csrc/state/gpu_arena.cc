@@ -13,8 +13,9 @@ using gpu::driver;
 
 namespace {
 
-constexpr uint64_t kSharedBlockBytes =
-    64 << 20;  // a whole number of granules on every GPU so far; rounded up all the same
+// A whole number of granules on every GPU so far; rounded up all the same. Slabs are whole blocks, because the driver
+// maps memory as a whole or not at all.
+constexpr uint64_t kSharedBlockBytes = 64 << 20;
 constexpr uint64_t kCapacityPerMemory = 4;
 constexpr uint64_t kPieceUnitBytes = 512;  // torch aligns what it cuts from a piece to this
 
@@ -150,7 +151,7 @@ GpuArena::Slab& GpuArena::slab_for(uint64_t nbytes) {
     if (last.is_mapped && last.place.nbytes - last.used_bytes >= nbytes) return last;
   }
   const uint64_t usual_bytes = slabs_.size() < kSmallSlabsMax ? kSlabBytes : kLargeSlabBytes;
-  const uint64_t slab_bytes = round_up(std::max(nbytes, usual_bytes), granularity_);
+  const uint64_t slab_bytes = round_up(std::max(nbytes, usual_bytes), round_up(kSharedBlockBytes, granularity_));
   if (slab_bytes > range_.nbytes() - used_bytes_) {
     throw Error(ErrorCode::kLimitExceeded, "the arena's addresses are used up: " + std::to_string(used_bytes_) +
                                                " bytes given out, " + std::to_string(nbytes) + " more wanted");

@@ -139,7 +139,7 @@ FAKE(cuMemAddressFree)(DevicePointer address, size_t nbytes) {
 FAKE(cuMemMap)(DevicePointer address, size_t nbytes, size_t offset, MemoryHandle handle, unsigned long long) {
   LOCKED_OR_FAIL("cuMemMap");
   const auto found = fake.handles.find(handle);
-  if (found == fake.handles.end() || offset != 0 || nbytes > fake.sizes[handle]) return kInvalidValue;
+  if (found == fake.handles.end() || offset != 0 || nbytes != fake.sizes[handle]) return kInvalidValue;
   const auto next = fake.mappings.lower_bound(address);
   if (next != fake.mappings.end() && next->first < address + nbytes) return kInvalidValue;
   if (next != fake.mappings.begin()) {

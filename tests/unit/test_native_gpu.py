@@ -62,12 +62,12 @@ def test_pieces_are_recorded_in_order() -> None:
         arena = _core.GpuArena(0, 0, True)
         a, b, c = (arena.allocate(n) for n in (1, 3 * {MIB}, 300 * {MIB}))
         assert arena.pieces() == [(0, 0, 512), (1, 512, 3 * {MIB}), (2, 256 * {MIB}, 300 * {MIB})]
-        assert arena.slabs() == [(0, 0, 256 * {MIB}), (1, 256 * {MIB}, 300 * {MIB})]
-        assert b - arena.address == 512 and arena.memory_bytes == 556 * {MIB}
+        assert arena.slabs() == [(0, 0, 256 * {MIB}), (1, 256 * {MIB}, 320 * {MIB})]  # whole blocks of 64 MiB
+        assert b - arena.address == 512 and arena.memory_bytes == 576 * {MIB}
         arena.free(b)
-        assert [p[0] for p in arena.pieces()] == [0, 2] and arena.memory_bytes == 556 * {MIB}
+        assert [p[0] for p in arena.pieces()] == [0, 2] and arena.memory_bytes == 576 * {MIB}
         arena.free(a)
-        assert arena.memory_bytes == 300 * {MIB}  # a slab without pieces is given back
+        assert arena.memory_bytes == 320 * {MIB}  # a slab without pieces is given back
         arena.allocate(1)
         assert arena.pieces()[-1] == (3, 556 * {MIB}, 512)  # freed addresses are not used again
         for wrong in (a, b, c + 1, 17):
@@ -85,7 +85,7 @@ def test_an_heir_finds_what_its_predecessor_wrote() -> None:
         f"""
         import ctypes, os
         owner = _core.GpuArena(0, 0, True)
-        addresses = [owner.allocate(n) for n in (1, 130 * {MIB}, 300 * {MIB}, 7)]
+        addresses = [owner.allocate(n) for n in (1, 130 * {MIB}, 320 * {MIB}, 7)]
         for number, address in enumerate(addresses):
             ctypes.memset(address, 65 + number, 7)
         fds = owner.export_all()
@@ -93,9 +93,9 @@ def test_an_heir_finds_what_its_predecessor_wrote() -> None:
         assert len(fds) == 3
         del owner
         heir = _core.GpuArena(1, 0, False)  # an understudy: no memory of its own
-        mine = [heir.allocate(n) for n in (1, 130 * {MIB}, 300 * {MIB}, 7)]
+        mine = [heir.allocate(n) for n in (1, 130 * {MIB}, 320 * {MIB}, 7)]
         assert heir.memory_bytes == 64 * {MIB}
-        ctypes.memset(mine[2], 1, 300 * {MIB})  # it may write anywhere
+        ctypes.memset(mine[2], 1, 320 * {MIB})  # it may write anywhere
         heir.adopt(fds, sizes)
         for fd in fds:
             os.close(fd)
@@ -116,7 +116,7 @@ def test_another_scripts_arena_is_refused_before_anything_changes() -> None:
         owner, heir = _core.GpuArena(0, 0, True), _core.GpuArena(0, 0, True)
         for n in (1, 300 * {MIB}):
             owner.allocate(n)
-        mine = [heir.allocate(n) for n in (1, 302 * {MIB})]
+        mine = [heir.allocate(n) for n in (1, 330 * {MIB})]
         ctypes.memset(mine[0], 9, 10)
         fds, sizes = owner.export_all(), [n for _, _, n in owner.slabs()]
         for wrong in ((fds[:1], sizes[:1]), (fds, sizes)):
@@ -129,6 +129,19 @@ def test_another_scripts_arena_is_refused_before_anything_changes() -> None:
         assert ctypes.string_at(mine[0], 2) == bytes([9, 9])
     """,
         FAKE_CUDA_MEMORY=str(4 << 30),
+    )
+
+
+def test_a_piece_of_any_size_is_had_without_memory() -> None:
+    """The driver maps memory as a whole or not at all; an understudy's is mapped as often as the slab is long."""
+    run(
+        f"""
+        owner, heir = _core.GpuArena(0, 0, True), _core.GpuArena(0, 0, False)
+        for nbytes in (1, 300 * {MIB} + 1, 1444 * {MIB}, 513 * {MIB}, 7):
+            assert owner.allocate(nbytes) - owner.address == heir.allocate(nbytes) - heir.address
+        assert owner.slabs() == heir.slabs() and heir.memory_bytes == 64 * {MIB}
+    """,
+        FAKE_CUDA_MEMORY=str(8 << 30),
     )
 
 

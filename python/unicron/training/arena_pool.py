@@ -31,10 +31,14 @@ class ArenaPool:
         try:
             with torch.cuda.use_mem_pool(self._pool, device=self.device):
                 yield
-        except torch.cuda.OutOfMemoryError as error:
-            raise RuntimeError(f"the arena has no more memory: {_core.arena_allocator_error()}") from error
         finally:
             self.arena.close()
+
+    def explain(self, error: BaseException) -> None:
+        """torch calls every refusal of an allocator "out of memory"; what the arena said goes with it."""
+        said = _core.arena_allocator_error()
+        if said and isinstance(error, torch.cuda.OutOfMemoryError):
+            error.add_note(f"the arena of GPU {self.device} says: {said}")
 
     def place_of(self, tensor: torch.Tensor) -> int | None:
         """Offset of a tensor's storage from the arena's first address; None: it lies elsewhere."""

@@ -507,6 +507,8 @@ class Session:
         """Tell the agent before the process unwinds. Once."""
         if not self._reported:
             self._reported = True
+            if self._pool is not None:
+                self._pool.explain(error)
             self._tell(error, "")
 
     def _tell(self, error: BaseException, thread: str) -> None:

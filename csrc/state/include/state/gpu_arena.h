@@ -1,7 +1,7 @@
 // Training state on a GPU in memory that outlives its process.
 //
 // An arena is one reserved range of addresses of one GPU, filled from its start with slabs of exportable memory (256
-// MiB, or as large as one allocation). Allocations ("pieces") take the next addresses of the last slab, and are
+// MiB, or as large as one allocation takes). Allocations ("pieces") take the next addresses of the last slab, and are
 // recorded in order: the same script allocates the same pieces in the same order, so an heir's slab number k is its
 // predecessor's number k, whatever the addresses of either are. Adoption replaces the memory under every slab by the
 // predecessor's: no copy, no pointer of the heir changes. Slabs, because each costs a descriptor and a mapping: with
