@@ -16,7 +16,7 @@ else
   timeout 900 "$python" -m pip install --quiet '.[train]' || exit 1
 fi
 cd bench || exit 1
-{ nproc; uname -r; "$python" -c 'import torch, megatron.core as m; print(torch.__version__, m.__version__)'; } | tee "$out/machine.txt"
+{ nproc --all; uname -r; "$python" -c 'import torch, megatron.core as m; print(torch.__version__, m.__version__)'; } | tee "$out/machine.txt"
 timeout -k 5 $((60 * ${MINUTES:-4} + 90)) "$python" bench_overhead.py --minutes "${MINUTES:-4}" --runs 500 --json \
   --samples "${SAMPLES:-/tmp/overhead_rounds.json}" \
   > "$out/overhead.json" 2> "$out/overhead.log" < /dev/null
