@@ -33,7 +33,7 @@ from unicron.messages import (
 )
 from unicron.planner.cluster import Cluster, Node, Task, Workers
 from unicron.planner.planner import Planner
-from unicron.sim.checkers import Checkers
+from unicron.sim.checkers import Checkers, TaskChecks
 from unicron.training import ledger
 from unicron.training.ledger import Ledger
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
@@ -487,3 +487,35 @@ def test_equal_plans_are_no_mistake_and_worse_ones_are() -> None:
             checkers.solve_again(1, Planned(1, cluster, ("finish:over",), {**counts, "over": 0}, {}, worth))
             found.append(bool(said))
     assert sorted(found[:4]) == [False, False, False, True] and found[4:] == [True, True]  # as solved it is not asked
+
+
+def test_who_stood_still_ends_its_step_after_the_others_left_without_it() -> None:
+    """Seed 70250: a node stood still in the step of an iteration that all had committed. The task went on without it,
+    was pre-empted and left; then the node went on and ended its step, which was taken for training."""
+    said: list[str] = []
+    world = SimpleNamespace(violate=said.append, count=said.count, log=lambda *_: None, ghosts=[])
+    task = TaskChecks(world, "t")  # type: ignore[arg-type]
+    layout = Layout(dp=2, num_micro_batches=2)
+    members = tuple(Member(rank, f"n{rank}", f"n{rank}.w0") for rank in range(2))
+    task.planned(EpochPlan("t", 1, PlanKind.START, layout, (0, 1), members))
+
+    def step(name: str, iteration: int) -> list[str]:
+        memory = SimpleNamespace(iteration=iteration, segments=[(0, 1)])
+        worker = SimpleNamespace(name=name, rank=0, memory=memory, layout=layout, host=None)
+        said.clear()
+        task.stepped(worker, CommitResult(iteration, 1.0, 1.0, 0.0, 1.0))  # type: ignore[arg-type]
+        return said
+
+    for name in ("n0.w0", "n1.w0"):
+        assert not step(name, 6)
+    task.planned(EpochPlan("t", 2, PlanKind.SHRINK, layout, (0,), members[:1], (1,)))
+    assert not step("n0.w0", 7)
+    task.left("it is pre-empted (saved at iteration 8)")
+    assert not said and not step("n1.w0", 7)
+    assert step("n1.w0", 8), "nobody committed it: it trains"
+    assert step("n0.w0", 7), "it saved, and holds"
+    task.planned(EpochPlan("t", 3, PlanKind.RESTORE, layout, (0,), members[:1], restore="ckpt/8"))
+    assert not step("n0.w0", 8) and not step("n1.w0", 9)
+    said.clear()
+    task.left("it is pre-empted (saved at iteration 9)")
+    assert not said, "what a stranger stepped is not the task's"
