@@ -22,6 +22,7 @@ from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, Record
 from unicron.healing.resolve import Fetch, resolve_world
 from unicron.messages import (
+    AgentHeartbeat,
     AgentHello,
     AgentWelcome,
     EndWorker,
@@ -30,6 +31,7 @@ from unicron.messages import (
     StateLost,
     StopTask,
     WorkerLost,
+    WorkerStatus,
 )
 from unicron.planner.cluster import Cluster, Node, Task, Workers
 from unicron.planner.planner import Planner
@@ -465,6 +467,42 @@ def test_no_epoch_is_made_with_who_finished_during_the_healing(leaves: bool) -> 
     driver.lost("n1.w1", "signal 9")
     driver.fire("finish/t")
     assert driver.task.outcome == "done"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_was_reached_before_the_plan_is_no_sign_that_it_was_healed(restarts: bool) -> None:
+    """Seed 71440: a coordinator came back to a healing, and heard then how far the members had been long ago. It took
+    that for an advance since its plan and closed the healing; an heir that never moved was waited for, for ever."""
+    driver = healing()
+    plan = driver.task.plan
+    assert plan is not None
+
+    def there(name: str, iteration: int, epoch: int) -> WorkerStatus:
+        status = driver.status(driver.worker(name), stage=Stage.HEAL)
+        return msgspec.structs.replace(status, iteration=iteration, epoch=epoch, progress=9)
+
+    def beats(iteration: int, epoch: int) -> None:
+        for node, name in (("n0", "n0.w0"), ("n1", "n1.w1")):
+            beat = AgentHeartbeat(node, driver.incarnations[node], 1, (there(name, iteration, epoch),))
+            driver.feed(on.AgentMessage(node, beat))
+
+    if restarts:
+        driver.restart()
+        for node, name in (("n0", "n0.w0"), ("n1", "n1.w1")):
+            workers = (there(name, 20, plan.epoch - 1),)
+            hello = AgentHello(node, 1, 1, 1, f"tcp://{node}:7000", "key", workers, (), "")
+            driver.feed(on.AgentMessage(node, hello))
+    driver.now_ms += 10.0
+    beats(20, plan.epoch - 1)
+    beats(22, plan.epoch)
+    beats(23, plan.epoch)
+    for _ in range(1 + restarts):  # a node that has just come back has as long as the others had
+        driver.fire("heal/t")
+    assert driver.task.phase is TaskPhase.HEALING and driver.task.epoch == plan.epoch + 1, "they are told again"
+    beats(23, plan.epoch + 1)
+    beats(25, plan.epoch + 1)
+    driver.fire("heal/t")
+    assert driver.task.phase is TaskPhase.RUNNING, "only after a meeting two more iterations are committed"
 
 
 def test_equal_plans_are_no_mistake_and_worse_ones_are() -> None:
