@@ -4,6 +4,7 @@ are those of the day; histories of a seed change with the simulator."""
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,8 +26,10 @@ from unicron.messages import (
     AgentHeartbeat,
     AgentHello,
     AgentWelcome,
+    ArenaRequest,
     EndWorker,
     FinishUnderstudies,
+    MoveRoles,
     PublishEpoch,
     StateLost,
     StopTask,
@@ -36,6 +39,7 @@ from unicron.messages import (
 from unicron.planner.cluster import Cluster, Node, Task, Workers
 from unicron.planner.planner import Planner
 from unicron.sim.checkers import Checkers, TaskChecks
+from unicron.sim.worker import SimWorker
 from unicron.training import ledger
 from unicron.training.ledger import Ledger
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
@@ -503,6 +507,26 @@ def test_what_was_reached_before_the_plan_is_no_sign_that_it_was_healed(restarts
     beats(25, plan.epoch + 1)
     driver.fire("heal/t")
     assert driver.task.phase is TaskPhase.RUNNING, "only after a meeting two more iterations are committed"
+
+
+def test_a_simulated_joiner_that_is_told_twice_prepares_once() -> None:
+    """Seed 71520: its node came back in the middle of a move and was told of it again. The simulated joiner asked for
+    its arena a second time, as no real one does, and what the leaver sent meanwhile was lost."""
+    layout = Layout(num_micro_batches=2)
+    former = EpochPlan("t", 1, PlanKind.START, layout, (0,), (Member(0, "n0", "n0.w0"),))
+    plan = EpochPlan("t", 2, PlanKind.MOVE, layout, (0,), (Member(0, "n1", "n1.w0"),), (0,), (0,))
+    asked: list[ArenaRequest] = []
+    joiner = object.__new__(SimWorker)
+    joiner.name, joiner.task, joiner.rank, joiner.rng = "n1.w0", "t", 0, random.Random(1)
+    joiner.newest = joiner.move = joiner.machine = None
+    joiner.is_waiting_role = True
+    joiner.host = SimpleNamespace(ask_arena=lambda _, request: asked.append(request), hear=lambda *_: None)  # type: ignore[assignment]
+    joiner._later = lambda _, call: call()  # type: ignore[method-assign]
+    for switch in (False, False, True):
+        joiner.on_move(MoveRoles("t", former, plan, "drained", switch))
+        assert len(asked) == 1
+        joiner.is_joining = False
+        joiner.arena_came()
 
 
 def test_equal_plans_are_no_mistake_and_worse_ones_are() -> None:
