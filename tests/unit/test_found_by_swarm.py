@@ -4,6 +4,7 @@ are those of the day; histories of a seed change with the simulator."""
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,18 +23,23 @@ from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, Record
 from unicron.healing.resolve import Fetch, resolve_world
 from unicron.messages import (
+    AgentHeartbeat,
     AgentHello,
     AgentWelcome,
+    ArenaRequest,
     EndWorker,
     FinishUnderstudies,
+    MoveRoles,
     PublishEpoch,
     StateLost,
     StopTask,
     WorkerLost,
+    WorkerStatus,
 )
 from unicron.planner.cluster import Cluster, Node, Task, Workers
 from unicron.planner.planner import Planner
-from unicron.sim.checkers import Checkers
+from unicron.sim.checkers import Checkers, TaskChecks
+from unicron.sim.worker import SimWorker
 from unicron.training import ledger
 from unicron.training.ledger import Ledger
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
@@ -467,6 +473,62 @@ def test_no_epoch_is_made_with_who_finished_during_the_healing(leaves: bool) -> 
     assert driver.task.outcome == "done"
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_was_reached_before_the_plan_is_no_sign_that_it_was_healed(restarts: bool) -> None:
+    """Seed 71440: a coordinator came back to a healing, and heard then how far the members had been long ago. It took
+    that for an advance since its plan and closed the healing; an heir that never moved was waited for, for ever."""
+    driver = healing()
+    plan = driver.task.plan
+    assert plan is not None
+
+    def there(name: str, iteration: int, epoch: int) -> WorkerStatus:
+        status = driver.status(driver.worker(name), stage=Stage.HEAL)
+        return msgspec.structs.replace(status, iteration=iteration, epoch=epoch, progress=9)
+
+    def beats(iteration: int, epoch: int) -> None:
+        for node, name in (("n0", "n0.w0"), ("n1", "n1.w1")):
+            beat = AgentHeartbeat(node, driver.incarnations[node], 1, (there(name, iteration, epoch),))
+            driver.feed(on.AgentMessage(node, beat))
+
+    if restarts:
+        driver.restart()
+        for node, name in (("n0", "n0.w0"), ("n1", "n1.w1")):
+            workers = (there(name, 20, plan.epoch - 1),)
+            hello = AgentHello(node, 1, 1, 1, f"tcp://{node}:7000", "key", workers, (), "")
+            driver.feed(on.AgentMessage(node, hello))
+    driver.now_ms += 10.0
+    beats(20, plan.epoch - 1)
+    beats(22, plan.epoch)
+    beats(23, plan.epoch)
+    for _ in range(1 + restarts):  # a node that has just come back has as long as the others had
+        driver.fire("heal/t")
+    assert driver.task.phase is TaskPhase.HEALING and driver.task.epoch == plan.epoch + 1, "they are told again"
+    beats(23, plan.epoch + 1)
+    beats(25, plan.epoch + 1)
+    driver.fire("heal/t")
+    assert driver.task.phase is TaskPhase.RUNNING, "only after a meeting two more iterations are committed"
+
+
+def test_a_simulated_joiner_that_is_told_twice_prepares_once() -> None:
+    """Seed 71520: its node came back in the middle of a move and was told of it again. The simulated joiner asked for
+    its arena a second time, as no real one does, and what the leaver sent meanwhile was lost."""
+    layout = Layout(num_micro_batches=2)
+    former = EpochPlan("t", 1, PlanKind.START, layout, (0,), (Member(0, "n0", "n0.w0"),))
+    plan = EpochPlan("t", 2, PlanKind.MOVE, layout, (0,), (Member(0, "n1", "n1.w0"),), (0,), (0,))
+    asked: list[ArenaRequest] = []
+    joiner = object.__new__(SimWorker)
+    joiner.name, joiner.task, joiner.rank, joiner.rng = "n1.w0", "t", 0, random.Random(1)
+    joiner.newest = joiner.move = joiner.machine = None
+    joiner.is_waiting_role = True
+    joiner.host = SimpleNamespace(ask_arena=lambda _, request: asked.append(request), hear=lambda *_: None)  # type: ignore[assignment]
+    joiner._later = lambda _, call: call()  # type: ignore[method-assign]
+    for switch in (False, False, True):
+        joiner.on_move(MoveRoles("t", former, plan, "drained", switch))
+        assert len(asked) == 1
+        joiner.is_joining = False
+        joiner.arena_came()
+
+
 def test_equal_plans_are_no_mistake_and_worse_ones_are() -> None:
     """Seed 5252: two tasks alike, one of which could grow. The table gave one the slots, a direct solve the other:
     reward and moves are what both promise (csrc/planner/reward.h), not who comes first."""
@@ -487,3 +549,35 @@ def test_equal_plans_are_no_mistake_and_worse_ones_are() -> None:
             checkers.solve_again(1, Planned(1, cluster, ("finish:over",), {**counts, "over": 0}, {}, worth))
             found.append(bool(said))
     assert sorted(found[:4]) == [False, False, False, True] and found[4:] == [True, True]  # as solved it is not asked
+
+
+def test_who_stood_still_ends_its_step_after_the_others_left_without_it() -> None:
+    """Seed 70250: a node stood still in the step of an iteration that all had committed. The task went on without it,
+    was pre-empted and left; then the node went on and ended its step, which was taken for training."""
+    said: list[str] = []
+    world = SimpleNamespace(violate=said.append, count=said.count, log=lambda *_: None, ghosts=[])
+    task = TaskChecks(world, "t")  # type: ignore[arg-type]
+    layout = Layout(dp=2, num_micro_batches=2)
+    members = tuple(Member(rank, f"n{rank}", f"n{rank}.w0") for rank in range(2))
+    task.planned(EpochPlan("t", 1, PlanKind.START, layout, (0, 1), members))
+
+    def step(name: str, iteration: int) -> list[str]:
+        memory = SimpleNamespace(iteration=iteration, segments=[(0, 1)])
+        worker = SimpleNamespace(name=name, rank=0, memory=memory, layout=layout, host=None)
+        said.clear()
+        task.stepped(worker, CommitResult(iteration, 1.0, 1.0, 0.0, 1.0))  # type: ignore[arg-type]
+        return said
+
+    for name in ("n0.w0", "n1.w0"):
+        assert not step(name, 6)
+    task.planned(EpochPlan("t", 2, PlanKind.SHRINK, layout, (0,), members[:1], (1,)))
+    assert not step("n0.w0", 7)
+    task.left("it is pre-empted (saved at iteration 8)")
+    assert not said and not step("n1.w0", 7)
+    assert step("n1.w0", 8), "nobody committed it: it trains"
+    assert step("n0.w0", 7), "it saved, and holds"
+    task.planned(EpochPlan("t", 3, PlanKind.RESTORE, layout, (0,), members[:1], restore="ckpt/8"))
+    assert not step("n0.w0", 8) and not step("n1.w0", 9)
+    said.clear()
+    task.left("it is pre-empted (saved at iteration 9)")
+    assert not said, "what a stranger stepped is not the task's"

@@ -18,7 +18,7 @@ from unicron.healing import actions as do
 from unicron.healing import events as tell
 from unicron.healing.machine import HealingMachine, Phase
 from unicron.healing.record import Record
-from unicron.messages import ArenaRequest, EndWorker, MoveReady, MoveRoles, PublishEpoch
+from unicron.messages import ArenaRequest, EndWorker, MoveReady, MoveRoles, PublishEpoch, StateLost
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
 WIDE = Layout(tp=2, dp=2, num_micro_batches=4)
@@ -188,6 +188,25 @@ def test_without_a_free_node_replicas_leave_as_before() -> None:
     plan = driver.task.plan
     assert driver.task.moving is None
     assert plan is not None and plan.kind is PlanKind.SHRINK and plan.replicas == (0,)
+
+
+@pytest.mark.parametrize("starts_again", [False, True])
+def test_where_all_end_the_move_ends_too(starts_again: bool) -> None:
+    """Found by the swarm (seed 70837): a node was lost in the middle of a move, and with it shards of the state, so
+    that no plan came that would have called the move off: a move without a bound, of a task that has no workers."""
+    sharded = Layout(tp=2, dp=2, num_micro_batches=4, sharded=True)
+    driver = running(sharded, nodes=3, checkpoint_dir="/ckpt")
+    driver.feed(on.DrainRequested("d", "n1", True))
+    driver.all_up()
+    move = move_of(driver)
+    if starts_again:
+        driver.says(StateLost("n0.w0", 0, driver.task.epoch, 0, (0,)))
+    else:
+        driver.saved("n0.w0", 5)
+        driver.disconnected("n0")
+        driver.probed("n0", "gone")
+    assert driver.task.is_restarting is starts_again and driver.task.plan is None
+    assert driver.task.moving is None and driver.task.epoch_floor >= move.plan.epoch
 
 
 # ------------------------------------------------------------ agents

@@ -14,7 +14,7 @@ from unicron.coordinator.layout_change import place_layout, seats, slots_for
 from unicron.coordinator.layout_times import missing_share, reachable_layouts
 from unicron.coordinator.state import Purpose
 from unicron.coordinator.transitions import TaskPhase, WorkerPhase
-from unicron.messages import ChangeLayout, EndWorker, LayoutReady, PublishEpoch, StartWorkers
+from unicron.messages import ChangeLayout, EndWorker, LayoutReady, PublishEpoch, StartWorkers, StateLost
 from unicron.types import Layout, PlanKind
 
 SMALL = Layout(dp=2, num_micro_batches=4)
@@ -111,6 +111,15 @@ def test_a_death_before_the_decision_calls_it_off(announced: bool) -> None:
         assert all(w.phase is WorkerPhase.ENDING for w in joiners)
     else:
         assert driver.task.change is not None, "nothing was announced: it goes on after the recovery"
+
+
+def test_where_all_end_the_change_ends_too() -> None:
+    """Its newcomers and its bound are gone; it must not go on by itself when the task has started again."""
+    driver = at_work()
+    ask(driver, WIDE)
+    driver.says(StateLost("n0.w0", 0, driver.task.epoch, 0, (0,)))
+    assert driver.task.is_restarting
+    assert driver.task.change is None and "called off" in driver.task.change_refused
 
 
 def test_a_death_after_the_decision_heals_in_the_new_layout() -> None:

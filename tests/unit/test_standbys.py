@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from machines import Coordinator, running
@@ -145,8 +146,6 @@ def test_slots_that_another_task_wants_do_not_stand_by() -> None:
 
 @pytest.mark.parametrize(("standby_s", "spends"), [(15.0, True), (1e9, False)])
 def test_a_standby_is_spent_when_that_is_worth_more(standby_s: float, spends: bool) -> None:
-    import msgspec
-
     driver = standing()
     state = driver.machine.state
     times = msgspec.structs.replace(transitions_of(state), standby_s=standby_s)
@@ -167,3 +166,44 @@ def test_a_standby_that_another_nodes_roles_move_to_is_not_spent_twice() -> None
     assert set(driver.machine.state.target("t").values()) == {"n1", "n2"}
     lose(driver, "n1")
     assert driver.machine.state.target("t") == {0: "n2", 1: "n2"}, "n2 has two slots, and n0 shall be free"
+
+
+def moving(homes: dict[str, int], target: dict[int, str]) -> Coordinator:
+    """A task of single ranks, some of whose roles shall live elsewhere; their standbys there are not ready yet.
+    homes: node -> slots; the first of them are the task's."""
+    driver = Coordinator()
+    for node, slots in homes.items():
+        driver.hello(node, slots=slots)
+    driver.submit(Layout(dp=len(target), num_micro_batches=len(target)), checkpoint_dir="/ckpt")
+    driver.all_up()
+    state = driver.machine.state
+    state.allocation = msgspec.structs.replace(state.allocation, targets={"t": target})
+    driver.hello("n0", slots=homes["n0"], knows=True)  # so that the task is looked at
+    return driver
+
+
+def test_a_slot_taken_by_a_standby_is_not_meant_for_another_role_any_more() -> None:
+    """Found by the swarm (seed 60698): three roles lost their node, two of them were about to move to a slot each. The
+    first two took both; the third was still meant for one of them, so that the task was believed to have survived
+    whole, and lost all its slots because it did not fit."""
+    driver = moving({"n0": 3, "n1": 1, "n2": 1, "n3": 1}, {0: "n0", 1: "n2", 2: "n3", 3: "n1"})
+    assert sorted((w.node, w.rank) for w in standbys(driver)) == [("n2", 1), ("n3", 2)]
+    lose(driver, "n0")
+    assert driver.machine.state.target("t") == {0: "n2", 1: "n3", 3: "n1"}
+    for worker in standbys(driver):
+        driver.up(worker.name)
+    plan = driver.task.plan
+    assert plan is not None and {m.rank: m.node for m in plan.members} == {0: "n2", 1: "n3", 3: "n1"}
+
+
+def test_a_standby_is_not_spent_on_a_slot_that_a_task_without_target_holds() -> None:
+    """Found by the swarm (seed 60698): what a task shall hold was taken from it while its roles moved to a standby that
+    was not ready yet; the standby was spent a second time, on its other lost role: two roles on one slot."""
+    driver = moving({"n0": 2, "n1": 1, "n2": 1}, {0: "n0", 1: "n2", 2: "n1"})
+    assert [(w.node, w.rank) for w in standbys(driver)] == [("n2", 1)]
+    lose(driver, "n0")
+    assert driver.task.placement == {0: "n2", 1: "n0", 2: "n1"}
+    driver.feed(on.SuspendRequested("r", "t"))
+    assert not driver.machine.state.target("t")
+    driver.hello("n1", slots=1, knows=True)
+    assert driver.task.placement == {0: "n2", 1: "n0", 2: "n1"}

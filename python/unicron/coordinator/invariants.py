@@ -95,8 +95,10 @@ def _check_waits(state: State, task: TaskState) -> None:
             or any(f"end/{w}" in state.timers for w in task.workers)
         )
         assert bounded, f"{name} recovers without a bound"
-    assert task.moving is None or task.is_over or f"move/{name}" in state.timers
-    assert not task.leaving or task.is_over or f"leave/{name}" in state.timers or not state.is_started
+    is_moving, is_leaving = task.moving is not None, bool(task.leaving)
+    assert not is_moving or task.is_over or f"move/{name}" in state.timers, f"{name} moves without a bound"
+    is_bounded = task.is_over or f"leave/{name}" in state.timers or not state.is_started
+    assert not is_leaving or is_bounded, f"{name} leaves without a bound"
     for node in state.nodes.values():
         if node.phase in (NodePhase.SUSPECT, NodePhase.AWAITED) and state.is_started:
             assert f"verdict/{node.name}" in state.timers, f"{node.name} is judged by nobody"

@@ -138,7 +138,8 @@ def _seats(step: Step, task: TaskState, gone: list[Rank]) -> Seats:
 
 def _room(state: State, task: TaskState, gone: list[Rank]) -> Counter[str]:
     """Slots by node that nobody holds and that are meant for nobody: a standby may be there for a role that shall move
-    to it (moves.py), and a task that is about to finish holds slots that it shall not have any more."""
+    to it (moves.py); a task that gets no slots any more has those it holds until it left them; and a role of this task
+    may have found its new home there a moment ago."""
     room = Counter({node.name: node.slots for node in state.nodes.values()})
     for other in state.tasks.values():
         if not other.is_over:
@@ -152,10 +153,25 @@ def move_homes(step: Step, task: TaskState, homes: dict[Rank, str], reason: str)
     before = step.state.allocation
     step.write(RolesPlaced(task.name, {**task.placement, **homes}), reason)
     if not step.state.target(task.name):
-        return  # it is about to finish, and shall not hold anything then
-    targets = {**before.targets, task.name: {**step.state.target(task.name), **homes}}
+        return  # it shall leave its slots (pre-empted, suspended): what it holds until then is no target
+    targets = {**before.targets, task.name: _new_target(step.state, task, homes)}
     taken = set(homes.values())
     standbys = {name: tuple(n for n in nodes if n not in taken) for name, nodes in before.standbys.items()}
     standbys = {name: nodes for name, nodes in standbys.items() if nodes}
     step.write(AllocationDecided(msgspec.structs.replace(before, targets=targets, standbys=standbys)), reason)
     renew_tables(step, reason)
+
+
+def _new_target(state: State, task: TaskState, homes: dict[Rank, str]) -> dict[Rank, str]:
+    """With these homes. A slot that one of them takes may have been meant for another role whose node is lost and for
+    which nobody stood by: the replica of that one is left out, else the next decision believes that it survives."""
+    layout = task.job.layout
+    target = {**state.target(task.name), **homes}
+    lost = {layout.replica_of(rank) for rank in task.lost} - {layout.replica_of(rank) for rank in homes}
+    others = Counter(n for name, roles in state.allocation.targets.items() if name != task.name for n in roles.values())
+    for replica in sorted(lost, reverse=True):
+        wanted = others + Counter(target.values())
+        ranks = [rank for rank in layout.replica_ranks(replica) if rank in target]
+        if any(wanted[target[rank]] > state.nodes[target[rank]].slots for rank in ranks):
+            target = {rank: node for rank, node in target.items() if rank not in ranks}
+    return target

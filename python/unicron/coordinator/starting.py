@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from unicron.coordinator.accounting import note_transition
 from unicron.coordinator.journal import RolesPlaced, TaskRestarted, TaskSuspended
-from unicron.coordinator.lifecycle import TASK_TIMERS, stop_task
+from unicron.coordinator.lifecycle import cancel_timers, stop_task
 from unicron.coordinator.placement import free_slots
-from unicron.coordinator.plans import Decision, publish
+from unicron.coordinator.plans import Decision, forget_change, forget_move, publish
 from unicron.coordinator.state import Purpose, TaskState, WorkerState
 from unicron.coordinator.steering import why
 from unicron.coordinator.step import Step
@@ -184,11 +184,18 @@ def restart_all(step: Step, task: TaskState, reason: str) -> None:
         return
     step.write(TaskRestarted(task.name, task.restart_count + 1, reason), reason)
     task.move("restarting")
-    for kind in ("diagnose", "ready", "join", "joiner", "heal", "understudy", "leave", "layout", "move"):
-        step.cancel_timer(kind, task.name, reason)
+    _end_all(step, task, reason)
+    step.touch(task)
+
+
+def _end_all(step: Step, task: TaskState, reason: str) -> None:
+    """All its workers, and with them whatever was under way among them: a change of layout, a move of roles. No plan of
+    a recovery comes any more that would call those off."""
+    forget_change(step, task, f"called off: {reason}")
+    forget_move(step, task, f"called off: {reason}")
+    cancel_timers(step, task, reason)
     for worker in list(task.workers.values()):
         end_worker(step, task, worker, reason)
-    step.touch(task)
 
 
 def settle_restarting(step: Step, task: TaskState) -> None:
@@ -208,10 +215,7 @@ def wait_for_slots(step: Step, task: TaskState, reason: str) -> None:
 
 
 def _wait(step: Step, task: TaskState, reason: str) -> None:
-    for kind in TASK_TIMERS:
-        step.cancel_timer(kind, task.name, reason)
-    for worker in list(task.workers.values()):
-        end_worker(step, task, worker, reason)
+    _end_all(step, task, reason)
     if task.leaving:
         note_transition(step, task, "stop")
     step.write(TaskSuspended(task.name, reason), reason)

@@ -116,6 +116,7 @@ class WorkerState:
     stage: Stage = Stage.STARTING
     progress: int = 0  # of its loop, as the last heartbeat said
     progress_planned: int = 0  # when the present plan went out
+    epoch_heard: int = 0  # the newest plan that its agent had passed on to it when it spoke of it
     stopped_ms: float | None = None  # seen stopped, not continued
     stop_detect_ms: float | None = None
     exception: ExceptionRaised | None = None  # it said so itself: about to die
@@ -176,7 +177,7 @@ class TaskState:
     is_unhealed: bool = False
     healed: dict[Rank, Healed] = field(default_factory=dict)
     heal_tries: int = 0
-    heal_iteration: int = -1  # highest iteration known when the plan went out
+    heal_iteration: int = -1  # highest iteration that anybody may have reached before the plan came to it
     heal_low: int = -1  # where the last of its members was when the healing last took longer than it may
     reconnects: dict[int, int] = field(default_factory=dict)  # iteration -> RECONNECTs in it
     refills: dict[Rank, int] = field(default_factory=dict)

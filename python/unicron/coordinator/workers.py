@@ -149,6 +149,9 @@ def note_status(step: Step, task: TaskState, status: WorkerStatus) -> None:
     worker.progress = max(worker.progress, status.progress)
     if is_member(task, worker):
         task.iteration = max(task.iteration, status.iteration)
+        if worker.epoch_heard < task.epoch:  # where it stood before the plan, which is heard now
+            task.heal_iteration = max(task.heal_iteration, status.iteration)
+    worker.epoch_heard = max(worker.epoch_heard, status.epoch)
     if worker.stalled is not None and status.iteration > worker.stalled.iteration:
         worker.stalled = None
         step.cancel_timer("stall", worker.name, "it advances again")

@@ -83,7 +83,11 @@ class TaskChecks:
         if memory.iteration != commit.iteration:
             self.world.violate(f"{worker.name} at {memory.iteration} steps with {commit.iteration}")
         is_ghost = worker.host in self.world.ghosts  # nobody can know before it speaks; then it is told to end
-        if self.left_at is not None and not is_ghost:
+        is_member = self._is_member(worker)
+        # One that stood still (its node froze, say) ends the step that the others ended before they went on without it:
+        # what is in it was committed. A step of an iteration that nobody committed is training, whoever does it.
+        is_late = not is_member and commit.iteration < (self.left_at or 0)
+        if self.left_at is not None and not is_ghost and not is_late:
             self.world.violate(f"{worker.name} steps {commit.iteration}, {self.name} left at {self.left_at}")
         for number, segment in enumerate(memory.segments):
             if segment != whole:
@@ -92,11 +96,16 @@ class TaskChecks:
                     f"segment {number} with micro-batches {segment}"
                 )
         self.num_steps += 1
-        self.reached = max(self.reached, commit.iteration)
+        if is_member:  # what others step is not the task's any more: it may have gone back since
+            self.reached = max(self.reached, commit.iteration)
         if commit.iteration > self.committed:
             self.committed = commit.iteration
             if commit.iteration % 10 == 0:
                 self.world.log("training", f"{self.name}: iteration {commit.iteration}")
+
+    def _is_member(self, worker: WorkerProcess) -> bool:
+        """Of the newest plan that was journaled."""
+        return any(member.worker == worker.name for member in self.plans[self.epoch].members)
 
     def computes(self, worker: WorkerProcess) -> None:
         if worker.memory.is_wreck:

@@ -20,7 +20,7 @@ class WorkerMoving(WorkerHealing):
             return
         again = self.move is not None and self.move.plan == message.plan
         self.move = message
-        if not again or not message.switch:
+        if not again:  # told twice (its node was away meanwhile) it prepares once; its agent keeps what it said
             self.prepare()
 
     def prepare(self) -> None:
