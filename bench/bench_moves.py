@@ -34,13 +34,14 @@ WAIT_S = 600.0
 class Run:
     """One task, drained once. commits: iteration -> when the first of the ranks that stayed had committed it, in ms."""
 
-    def __init__(self, layout: Layout, way: str, folder: Path) -> None:
-        self.layout, self.way, self.folder = layout, way, folder
+    def __init__(self, layout: Layout, way: str, folder: Path, iterations: int = ITERATIONS) -> None:
+        self.layout, self.way, self.folder, self.iterations = layout, way, folder, iterations
         self.records = folder / "records"
         self.records.mkdir(parents=True)
         self.losses: dict[int, float] = {}
         self.commits: dict[int, float] = {}
         self.incident: dict[str, Any] = {}
+        self._seen_bytes: dict[Path, int] = {}
 
     def carry_out(self, cluster: LocalCluster) -> None:
         task = cluster.submit(self._job())
@@ -55,9 +56,7 @@ class Run:
         elif self.way:
             cluster.drain(node)
         self._wait(lambda: cluster.task(task)["phase"] in ("done", "stopped"))
-        view = cluster.task(task)
-        if view["phase"] != "done" or self._read() < ITERATIONS - 1:
-            raise SystemExit(f"{self.way}: {view['phase']} after iteration {max(self.losses)}: {view['cause']}")
+        self.require_done(cluster, task)
         moves = [i for i in cluster.incidents(task) if i["fault"] == "move"]
         if self.way in ("state", "groups", "warm-up") and len(moves) != 1:
             raise SystemExit(f"{self.way}: {len(moves)} moves, must be 1")
@@ -65,11 +64,16 @@ class Run:
         if self.way:
             cluster.undrain(node)
 
+    def require_done(self, cluster: LocalCluster, task: str) -> None:
+        view = cluster.task(task)
+        if view["phase"] != "done" or self._read() < self.iterations - 1:
+            raise SystemExit(f"{self.way}: {view['phase']} after iteration {max(self.losses)}: {view['cause']}")
+
     def _job(self) -> Job:
-        command = [sys.executable, *runner.SCRIPT, "--iterations", str(ITERATIONS), "--results", str(self.records)]
+        command = [*runner.SCRIPT, "--iterations", str(self.iterations), "--results", str(self.records)]
         return Job(
             name=f"{self.way or 'undisturbed'}-{self.folder.name}",
-            command=tuple(command),
+            command=(sys.executable, *command),
             layout=self.layout,
             cwd=str(self.folder),
             env={"UNICRON_MOVES_WITHOUT": WAYS.get(self.way, "none")},
@@ -86,11 +90,11 @@ class Run:
 
     def _read(self) -> int:
         for path in self.records.glob("rank_*.jsonl"):
-            for line in path.read_text().splitlines():
-                try:
-                    said = json.loads(line)
-                except json.JSONDecodeError:
-                    continue  # being written
+            with path.open("rb") as file:
+                file.seek(self._seen_bytes.get(path, 0))
+                whole, _, _ = file.read().rpartition(b"\n")  # the rest is being written
+            self._seen_bytes[path] = self._seen_bytes.get(path, 0) + (len(whole) + 1 if whole else 0)
+            for said in map(json.loads, whole.splitlines()):
                 if said["event"] == "iteration":
                     iteration, at_ms = said["iteration"], said["commit_ns"] / 1e6
                     self.losses[iteration] = said["loss"]

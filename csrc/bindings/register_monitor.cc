@@ -121,9 +121,13 @@ void register_worker_monitor(py::module_& module) {
       .def(py::init<int, const monitor::PulsePagePtr&>(), py::arg("control_fd"), py::arg("pulse"), ReleaseGil())
       .def(
           "register_group",
-          [](WorkerMonitor& self, int64_t group, const std::vector<int>& fds, const std::vector<int64_t>& ranks,
-             bool cross) { self.groups().add(GroupId(group), fds, to_ranks(ranks), cross); },
-          py::arg("group"), py::arg("fds"), py::arg("ranks"), py::arg("cross"), ReleaseGil())
+          [](WorkerMonitor& self, int64_t group, const std::vector<std::pair<int, ino_t>>& sockets,
+             const std::vector<int64_t>& ranks, bool cross) {
+            std::vector<monitor::SocketIdentity> known;
+            for (const auto& [fd, inode] : sockets) known.push_back({fd, inode});
+            self.groups().add(GroupId(group), known, to_ranks(ranks), cross);
+          },
+          py::arg("group"), py::arg("sockets"), py::arg("ranks"), py::arg("cross"), ReleaseGil())
       .def(
           "forget_group", [](WorkerMonitor& self, int64_t group) { self.groups().forget(GroupId(group)); },
           py::arg("group"), ReleaseGil())

@@ -8,19 +8,18 @@
 
 namespace unicron::monitor {
 
-void GroupTable::add(GroupId group, const std::vector<int>& fds, const std::vector<Rank>& ranks, bool is_cross) {
-  if (fds.size() > kSocketsPerGroupMax) {
+void GroupTable::add(GroupId group, const std::vector<SocketIdentity>& sockets, const std::vector<Rank>& ranks,
+                     bool is_cross) {
+  if (sockets.size() > kSocketsPerGroupMax) {
     throw Error(ErrorCode::kLimitExceeded, "group " + std::to_string(group.value()) + " has " +
-                                               std::to_string(fds.size()) + " sockets, limit " +
+                                               std::to_string(sockets.size()) + " sockets, limit " +
                                                std::to_string(kSocketsPerGroupMax));
   }
   Group entry;
   entry.is_cross = is_cross;
+  entry.sockets = sockets;
   entry.ranks = ranks;
   std::sort(entry.ranks.begin(), entry.ranks.end());
-  for (const int fd : fds) {
-    if (const auto socket = identify_socket(fd)) entry.sockets.push_back(*socket);
-  }
   const std::lock_guard lock(mutex_);
   if (groups_.size() >= kGroupsMax) {
     throw Error(ErrorCode::kLimitExceeded,

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/descriptor.h"
@@ -53,20 +54,6 @@ std::vector<SocketIdentity> connected_sockets() {
   }
   std::sort(result.begin(), result.end(), [](const auto& left, const auto& right) { return left.fd < right.fd; });
   return result;
-}
-
-std::optional<SocketIdentity> identify_socket(int fd) {
-  struct stat status{};
-  if (::fstat(fd, &status) != 0) throw system_error("descriptor " + std::to_string(fd), errno);
-  if (!S_ISSOCK(status.st_mode)) {
-    throw Error(ErrorCode::kInvalidArgument, "descriptor " + std::to_string(fd) + " is not a socket");
-  }
-  if (is_listening(fd)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "descriptor " + std::to_string(fd) + " is a listening socket; a group has connected ones only");
-  }
-  if (!has_peer(fd)) return std::nullopt;
-  return SocketIdentity{fd, status.st_ino};
 }
 
 bool is_still_connected(const SocketIdentity& socket) {

@@ -93,7 +93,7 @@ class WorkerMonitor:
         """Takes the mutex and starts the threads. The descriptor (socket.detach()) belongs to the monitor from here on,
         unless this raises."""
 
-    def register_group(self, group: int, fds: list[int], ranks: list[int], cross: bool) -> None:
+    def register_group(self, group: int, sockets: list[tuple[int, int]], ranks: list[int], cross: bool) -> None:
         """Sockets of one process group. cross: it spans replicas and is shut at every new epoch; else it is shut when a
         touched rank is one of `ranks`. Sockets without a peer any more are left out; raises UnicronError for what is no
         connected socket and for a number in use. A plan that came before shut nothing of it: compare newest_epoch()."""

@@ -16,7 +16,7 @@ def watch_one(pages_fd: int, slot: int) -> list[tuple[int, int]]:
 
 def work(control_fd: int, page: _core.PulsePage) -> bytes:
     monitor = _core.WorkerMonitor(control_fd, page)
-    monitor.register_group(1, [4, 5], ranks=[0, 1], cross=True)
+    monitor.register_group(1, _core.connected_sockets(), ranks=[0, 1], cross=True)
     try:
         monitor.send(b"ready", timeout_ms=1000)
     except _core.Timeout as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from unicron.messages import MoveRoles
@@ -54,3 +55,15 @@ def test_nobody_decides_about_a_move(plan: EpochPlan) -> None:
     with pytest.raises(boundary.HeldTooLong, match="for a move, undecided"):
         boundary.hand_over(Silent(plan), move, None, 7)  # type: ignore[arg-type]
     assert said == ["held"]
+
+
+def test_a_move_decided_before_a_rank_comes_to_the_boundary_is_not_given_up(plan: EpochPlan) -> None:
+    """A slow stayer hears of the new epoch while it still steps: the others use the groups that it prepared, too."""
+    moved, later = (msgspec.structs.replace(plan, epoch=epoch) for epoch in (4, 5))
+    known = MoveRoles("t", plan, moved, "drained", switch=True)
+    assert not boundary.is_given_up(known, known, plan, plan)
+    assert not boundary.is_given_up(known, None, moved, plan)  # decided, and not entered yet
+    assert boundary.is_given_up(known, None, moved, moved)  # entered: it is over
+    assert boundary.is_given_up(known, None, later, plan)  # a failure came in between
+    assert boundary.is_given_up(known, None, plan, plan)
+    assert boundary.is_given_up(known, MoveRoles("t", plan, later, "another place"), plan, plan)

@@ -55,7 +55,7 @@ class Pair:
         before = set(_core.connected_sockets())
         backend = dist.ProcessGroupGloo(dist.FileStore(path, 2), 0, 2, timedelta(seconds=30))
         backend._set_default_timeout(COLLECTIVE_TIMEOUT)
-        sockets = [fd for fd, inode in _core.connected_sockets() if (fd, inode) not in before]
+        sockets = [each for each in _core.connected_sockets() if each not in before]
         agent, worker = socket.socketpair()
         self._agent = agent
         self._pages = _core.create_pulse_pages(1)

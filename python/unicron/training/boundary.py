@@ -41,6 +41,15 @@ def order_to_hold(link: WorkerLink, plan: EpochPlan, iteration: int) -> ChangeLa
     return None
 
 
+def is_given_up(known: MoveRoles, order: MoveRoles | None, newest: EpochPlan | None, entered: EpochPlan | None) -> bool:
+    """Is what was prepared for a move of no use any more? order: what is announced now; newest: the newest plan heard
+    of; entered: the one whose groups are in use. A rank may hear that its move is decided before it comes to the
+    boundary: what it prepared is what all the others will use then."""
+    if newest is not None and newest == known.plan and entered != newest:
+        return False
+    return order is None or order.plan != known.plan
+
+
 def save_and_hold(link: WorkerLink, checkpoints: Any, plan: EpochPlan, rank: Rank, iteration: int) -> None:
     """Save, say when the checkpoint is complete, and wait: the agent ends this process, or a newer epoch frees it.
     Raises HeldTooLong."""

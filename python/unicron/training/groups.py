@@ -38,7 +38,7 @@ from unicron.training.watched_group import (
 from unicron.types import EpochPlan, Layout, Rank
 
 Ranks = tuple[Rank, ...]
-Connected = tuple[Any, list[int]]  # a gloo group, and the descriptors of its sockets
+Connected = tuple[Any, list[tuple[int, int]]]  # a gloo group, and (descriptor, inode) of its sockets
 How = tuple[Helpers, Check]  # who waits for it, and what ends the wait
 CLOSE_S_MAX = 5.0
 
@@ -278,7 +278,7 @@ class Groups:
         helpers, check = how
         backend = helpers.call(lambda: self._gloo(dist.PrefixStore(name, store), index, size), check)
         backend._set_default_timeout(COLLECTIVE_TIMEOUT)
-        return backend, [fd for fd, inode in _core.connected_sockets() if (fd, inode) not in before]
+        return backend, [each for each in _core.connected_sockets() if each not in before]
 
     def prepare(self, plan: EpochPlan, store: dist.Store, how: How) -> int:
         """The groups that an announced plan will need, connected beside those in use. From any thread; everybody makes

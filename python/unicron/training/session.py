@@ -31,7 +31,7 @@ from unicron.messages import ChangeLayout, ExceptionRaised, Finished, MoveRoles,
 from unicron.training import data as data_module
 from unicron.training import exceptions, gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
-from unicron.training.boundary import hand_over, order_to_hold, save_and_hold, take_over_role
+from unicron.training.boundary import hand_over, is_given_up, order_to_hold, save_and_hold, take_over_role
 from unicron.training.buddies import buddy_bytes
 from unicron.training.chunks import Chunks
 from unicron.training.engine import Engine, Left
@@ -478,7 +478,7 @@ class Session:
     def _look_at_move(self, engine: Engine) -> None:
         """Between iterations: begin what was announced, drop what is over."""
         order, known = self._link.move, self._move
-        if known is not None and (order is None or order.plan != known.order.plan):
+        if known is not None and is_given_up(known.order, order, self._link.plan, engine.machine.plan):
             known.close()
             engine.groups.drop_prepared()
             self._move = known = None

@@ -26,9 +26,9 @@ enum class GroupState : int {
 
 class GroupTable {
  public:
-  // `is_cross`: the group spans replicas. Sockets without a peer any more are left out. Throws on a descriptor that is
-  // no connected socket, on a number in use, and above the limits.
-  void add(GroupId group, const std::vector<int>& fds, const std::vector<Rank>& ranks, bool is_cross);
+  // `sockets`: as connected_sockets() listed them when the group was connected; one that ended since then makes the
+  // group broken. `is_cross`: the group spans replicas. Throws on a number in use, and above the limits.
+  void add(GroupId group, const std::vector<SocketIdentity>& sockets, const std::vector<Rank>& ranks, bool is_cross);
   void forget(GroupId group);  // an unknown number is no error
   // An unknown number is kForgotten.
   GroupState state(GroupId group);

@@ -3,7 +3,6 @@
 
 #include <sys/types.h>
 
-#include <optional>
 #include <vector>
 
 namespace unicron::monitor {
@@ -16,9 +15,6 @@ struct SocketIdentity {
 
 // Connected, not listening, stream sockets of AF_INET or AF_INET6, in ascending order.
 std::vector<SocketIdentity> connected_sockets();
-
-// Nothing when the socket has no peer any more. Throws when `fd` is no socket of this process, or listens.
-std::optional<SocketIdentity> identify_socket(int fd);
 
 // False when the descriptor is another file by now, or its connection ended.
 bool is_still_connected(const SocketIdentity& socket);

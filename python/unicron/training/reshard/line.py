@@ -37,7 +37,7 @@ class Line:
         options._timeout = CONNECT_TIMEOUT
         backend = self._helpers.call(lambda: dist.ProcessGroupGloo(store, own, size, options), self._check)
         backend._set_default_timeout(COLLECTIVE_TIMEOUT)
-        sockets = [fd for fd, inode in _core.connected_sockets() if (fd, inode) not in before]
+        sockets = [each for each in _core.connected_sockets() if each not in before]
         monitor.register_group(GROUP_ID, sockets, list(range(size)), True)
         self._group: WatchedGroup | None = WatchedGroup(
             backend, self._helpers, lambda: str(monitor.group_state(GROUP_ID)), pulse

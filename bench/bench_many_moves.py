@@ -1,0 +1,137 @@
+"""Moves all the time, and many at once: a node drained every 20 iterations, and several nodes drained together.
+
+`sustained`: a task's nodes are drained in turn, one every --every iterations, and each is free again when its roles
+have left it. ETTR is the median iteration times their number, over the time from the first commit to the last.
+`at once`: so many nodes are drained together; their pause is the longest time from commit to commit, less the median
+one. Losses must be those of an undisturbed run, bit for bit. Source of the goals: TrainMover (OSDI'26), sections 5, 7.
+
+    python bench/bench_many_moves.py --layout 1,1,4 --iterations 400 --json
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import common
+from bench_moves import Run
+from unicron.demo import runner
+from unicron.runtime.local_cluster import LocalCluster
+from unicron.types import Layout
+
+FIRST_COUNTED = 4  # iterations before it load code
+DRAINED_AT = 12
+AT_ONCE_ITERATIONS = 40
+
+
+class Moving(Run):
+    """One task; drains: iteration -> how many of its nodes are drained after it."""
+
+    def __init__(self, layout: Layout, folder: Path, iterations: int, drains: dict[int, int]) -> None:
+        super().__init__(layout, "warm-up", folder, iterations)
+        self.drains = drains
+        self.num_moves = 0
+
+    def carry_out(self, cluster: LocalCluster) -> None:
+        task = cluster.submit(self._job())
+        for turn, (iteration, count) in enumerate(sorted(self.drains.items())):
+            self._wait(lambda at=iteration: self._read() >= at)
+            homes = self._homes(cluster, task)
+            leaving = [homes[(turn + k) % len(homes)] for k in range(count)]
+            for node in leaving:
+                cluster.drain(node)
+            self._wait(lambda gone=leaving: not set(gone) & set(self._homes(cluster, task)))
+            for node in leaving:
+                cluster.undrain(node)
+        self._wait(lambda: cluster.task(task)["phase"] in ("done", "stopped"))
+        self.require_done(cluster, task)
+        incidents = cluster.incidents(task)
+        self.num_moves = sum(i["fault"] == "move" for i in incidents)
+        if others := [f"{i['fault']}: {i['cause']}" for i in incidents if i["fault"] != "move"]:
+            raise SystemExit("incidents that are no moves: " + "\n".join(others))
+
+    @staticmethod
+    def _homes(cluster: LocalCluster, task: str) -> list[str]:
+        members = [w for w in cluster.task(task)["workers"] if w["is_member"]]
+        return list(dict.fromkeys(w["node"] for w in sorted(members, key=lambda w: int(w["rank"]))))
+
+    def ettr(self) -> float:
+        times = self.iteration_ms()
+        return statistics.median(times.values()) * len(times) / sum(times.values())
+
+    def pauses_ms(self) -> list[float]:
+        """The longest iteration between one drain and the next, less the median."""
+        times = self.iteration_ms()
+        usual = statistics.median(times.values())
+        starts = [*sorted(self.drains), self.iterations]
+        return [
+            max(ms for i, ms in times.items() if begin < i <= end) - usual for begin, end in itertools.pairwise(starts)
+        ]
+
+
+def sustained(layout: Layout, top: Path, cluster: LocalCluster, iterations: int, every: int) -> Moving:
+    reference = Moving(layout, top / "undisturbed", iterations, {})
+    reference.carry_out(cluster)
+    run = Moving(layout, top / "sustained", iterations, dict.fromkeys(range(every, iterations - every // 2, every), 1))
+    run.carry_out(cluster)
+    require_same(run, reference, "sustained")
+    return run
+
+
+def at_once(layout: Layout, top: Path, cluster: LocalCluster, counts: list[int], runs: int) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {count: [] for count in counts}
+    reference = Moving(layout, top / "alone", AT_ONCE_ITERATIONS, {})
+    reference.carry_out(cluster)
+    for number in range(runs):
+        for count in counts:
+            run = Moving(layout, top / f"{count}-at-once-{number}", AT_ONCE_ITERATIONS, {DRAINED_AT: count})
+            run.carry_out(cluster)
+            require_same(run, reference, f"{count} at once")
+            found[count] += run.pauses_ms()
+    return found
+
+
+def require_same(run: Moving, reference: Moving, name: str) -> None:
+    if run.losses != reference.losses:
+        raise SystemExit(f"{name}: the losses are not those of the undisturbed run; logs: {run.folder}")
+
+
+def main() -> int:
+    parser = common.parser(__doc__.splitlines()[0], runs=3)
+    parser.add_argument("--layout", default="1,1,4", help="tp,pp,dp")
+    parser.add_argument("--iterations", type=int, default=400)
+    parser.add_argument("--every", type=int, default=20, help="iterations between two moves")
+    parser.add_argument("--at-once", type=int, nargs="*", default=[1, 2, 4], help="nodes drained together")
+    arguments = parser.parse_args()
+    layout = runner.layout_of(*map(int, arguments.layout.split(",")))
+    counts = [count for count in arguments.at_once if count <= layout.dp]
+    configuration: dict[str, Any] = {
+        "layout": arguments.layout, "iterations": arguments.iterations, "every": arguments.every,
+        "nodes": layout.dp + max(counts, default=1),
+    }  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory() as top,
+        LocalCluster(
+            num_agents=configuration["nodes"], slots=layout.replica_size, understudies=0, imports=runner.IMPORTS,
+            log_dir=Path(top) / "logs",
+        ) as cluster,
+    ):  # fmt: skip
+        run = sustained(layout, Path(top), cluster, arguments.iterations, arguments.every)
+        found = at_once(layout, Path(top), cluster, counts, arguments.runs) if counts else {}
+    configuration |= {"moves": run.num_moves, "ETTR": round(run.ettr(), 4)}
+    bench = common.Bench("many moves", unit="ms", configuration=configuration)
+    bench.add("iteration", list(run.iteration_ms().values()))
+    bench.add("sustained: pause of a move", run.pauses_ms())
+    for count, pauses in found.items():
+        ratio = statistics.median(pauses) / statistics.median(found[counts[0]])
+        bench.add(f"{count} at once: pause", pauses, ratio=round(ratio, 2))
+    bench.finish(arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
