@@ -65,6 +65,13 @@ def test_a_case_whose_incident_names_no_iteration_ends_where_training_is(tmp_pat
     assert eye._interrupted([]) == 41
 
 
+def test_nothing_is_broken_before_an_iteration_has_a_usual_time(tmp_path: Path) -> None:
+    """In the very first everybody computes again, and no lost time can be told."""
+    eye = chain._Eye(SimpleNamespace(), "t", tmp_path)
+    view = {"phase": "running", "open_incidents": 0, "workers": []}
+    assert [eye._is_ready({**view, "iteration": i}, set()) for i in (-1, 0, 2, 3)] == [False, False, False, True]
+
+
 def test_what_passed_is_not_run_again(tmp_path: Path) -> None:
     row = ROWS[0]
     path = tmp_path / "matrix.jsonl"

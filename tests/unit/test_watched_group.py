@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from unicron import _core
 from unicron.training.watched_group import COLLECTIVE_TIMEOUT, Helpers, LostOperation, WatchedGroup
@@ -142,11 +143,49 @@ def test_an_operation_under_way_when_the_group_is_shut(make: Callable[[str], Pai
         group.allreduce([tensor()], dist.AllreduceOptions()).wait()
 
 
+def small(count: int = 4) -> torch.Tensor:
+    return torch.ones(count)
+
+
+#: What Megatron's tensor parallelism and unicron use, by the names that a process group has for it.
+COLLECTIVES: dict[str, Callable[[Any], Any]] = {
+    "allreduce": lambda group: group.allreduce([small()], dist.AllreduceOptions()),
+    "broadcast": lambda group: group.broadcast([small()], dist.BroadcastOptions()),
+    "allgather": lambda group: group.allgather([[small(), small()]], [small()], c10d.AllgatherOptions()),
+    "_allgather_base": lambda group: group._allgather_base(small(8), small(), c10d.AllgatherOptions()),
+    "reduce_scatter": lambda group: group.reduce_scatter([small()], [[small(), small()]], dist.ReduceScatterOptions()),
+    "_reduce_scatter_base": lambda group: group._reduce_scatter_base(small(), small(8), dist.ReduceScatterOptions()),
+    "alltoall_base": lambda group: group.alltoall_base(small(), small(), [], [], dist.AllToAllOptions()),
+    "barrier": lambda group: group.barrier(dist.BarrierOptions()),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_every_collective_is_given_up_that_gloo_does_not_end(make: Callable[[str], Pair], name: str) -> None:
+    """The work of gloo's reduce_scatter heeds no time: a rank with sequence parallelism waited half an hour."""
+    pair = make("receive")  # who takes no part in it, and does not die
+    group = WatchedGroup(pair.group.backend, Helpers(), lambda: "shut", pair.pulse)
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            COLLECTIVES[name](group).wait()
+        except BaseException as error:
+            caught.append(error)
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    waiter.join(10)
+    kept_for_ever(pair)
+    assert [type(error) for error in caught] == [LostOperation]
+    assert name in group.lost
+
+
 def ending(pair: Pair, work: Any) -> str:
     """What waiting for a send says; '' when it was sent."""
     group = WatchedGroup(pair.group.backend, Helpers(), lambda: pair.monitor.group_state(1), pair.pulse)
     try:
-        group.wait_transfer(work, "send")
+        group.wait_uncut(work, "send")
     except LostOperation as problem:
         assert group.lost
         return str(problem)

@@ -24,7 +24,7 @@ class Decision(NamedTuple):
 
 
 def publish(step: Step, task: TaskState, decision: Decision) -> None:
-    if task.is_unhealed and task.plan is not None:
+    if (task.is_unhealed or _may_be_unmet(task)) and task.plan is not None:
         # A failure during a recovery wounds everybody: some members of a whole replica may have met
         # and compute again while others did not, and only a wounded replica agrees inside itself.
         # (It also makes a plan that some agent missed harmless: the newest one says it all.)
@@ -35,6 +35,15 @@ def publish(step: Step, task: TaskState, decision: Decision) -> None:
         forget_change(step, task, f"called off: {decision.reason}")
     forget_move(step, task, f"called off: {decision.reason}", kept=decision.members.values())
     publish_plan(step, task, _plan_of(step, task, decision, task.job.layout), decision.reason)
+
+
+def _may_be_unmet(task: TaskState) -> bool:
+    """Is somebody perhaps still on the way to the first meeting of all, while another rank of its replica computes and
+    waits for it? Of a START nobody gives an account, but the first commit is one: it needs everybody."""
+    plan = task.plan
+    is_start = plan is not None and plan.kind is PlanKind.START
+    known = max([task.iteration, *(report.iteration for report in task.reports.values())])
+    return is_start and task.job.managed and task.job.layout.replica_size > 1 and known < 1
 
 
 def announced(step: Step, task: TaskState, decision: Decision, layout: Layout) -> EpochPlan:

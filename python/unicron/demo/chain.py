@@ -24,6 +24,9 @@ READY_S_MAX = 30.0  # until an understudy stands by where the fault will be
 SEEN_S_MAX = 30.0  # until an armed fault went off and was healed
 AFTER = 2  # iterations after the healed one that belong to the case
 ITERATIONS_A_CASE = 8
+#: Nothing is broken before it: in the very first everybody computes again (coordinator/plans.py), and what an iteration
+#: takes is known from one commit to the next.
+FIRST_ITERATION = 3
 REPORTED = (
     "fault", "severity", "method", "detect_ms", "decide_ms", "lost_ms", "recompute_ms", "phases_ms", "state_source",
     "micro_batches_recomputed",
@@ -146,6 +149,8 @@ class _Eye:
         self._await(lambda view: view["iteration"] > iteration, SEEN_S_MAX)
 
     def _is_ready(self, view: dict[str, Any], nodes: set[str]) -> bool:
+        if view["iteration"] < FIRST_ITERATION:
+            return False
         standing_by = {w["node"] for w in view["workers"] if not w["is_member"] and w["stage"] == "waiting"}
         return view["phase"] == "running" and not view["open_incidents"] and nodes <= standing_by
 

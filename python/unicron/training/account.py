@@ -66,7 +66,7 @@ class Account:
             yield
         finally:
             took = now_ms() - start
-            if self._machine.healing:
+            if self._machine.healing or phase == "AwaitPlan":  # that one is over before the plan is acted on
                 self._phases[phase] = self._phases.get(phase, 0.0) + took
                 if phase == "Compute" and self._again:
                     self._recompute_ms += took

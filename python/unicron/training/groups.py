@@ -44,7 +44,7 @@ CLOSE_S_MAX = 5.0
 
 
 class GroupInterrupted(RuntimeError):
-    """A newer epoch was announced while groups were being made."""
+    """A newer epoch was announced, or a member died, while groups were being made."""
 
 
 def make_stand_ins(rank: Rank, layout: Layout) -> None:
@@ -268,9 +268,16 @@ class Groups:
             how = self._helpers, self._check_of(plan)
             ready = self.connect(store, name, members.index(self.rank), len(members), how)
         backend, sockets = ready
-        self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
         kind = self.layout.wait_kind(full)
-        return WatchedGroup(backend, self._helpers, lambda: str(self._monitor.group_state(group_id)), self._pulse, kind)
+        group = WatchedGroup(
+            backend, self._helpers, lambda: str(self._monitor.group_state(group_id)), self._pulse, kind
+        )
+        try:
+            self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
+        except _core.UnicronError as error:  # gloo closes its end when a member dies, also of a group just made
+            self._retired.append(group)
+            raise GroupInterrupted(f"a connection of group {name} ended while it was made: {error}") from error
+        return group
 
     def connect(self, store: dist.Store, name: str, index: int, size: int, how: How) -> Connected:
         """A gloo group of `size` members, of which this one is `index`. Its sockets are those that appear meanwhile."""

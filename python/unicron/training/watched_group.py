@@ -13,7 +13,8 @@ Who waits longer than a slice says so in its pulse, so that a rank that waits fo
 that all wait for (pipeline and tensor-parallel collectives are inside of what the pulse calls compute).
 
 Collectives can be waited for in slices. A send or a receive cannot (its wait closes the pair when it times out), nor
-can the building of a group: those are waited for by a helper thread, and the caller waits for the helper.
+can a reduce_scatter (gloo makes it of an all-reduce, and the work that is given back heeds no time) or the building of
+a group: those are waited for by a helper thread, and the caller waits for the helper.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class WatchedGroup(dist.ProcessGroup):
         self.lost = f"{what} does not end although the group is {state}, after {seconds * 1000:.0f} ms"
         raise LostOperation(f"gloo lost an operation: {self.lost}")
 
-    def wait_transfer(self, work: Any, what: str) -> Any:
+    def wait_uncut(self, work: Any, what: str) -> Any:
         with self.noticed_waits():
             return self._helpers.call(lambda: work.wait(COLLECTIVE_TIMEOUT), lambda seconds: self.check(what, seconds))
 
@@ -185,11 +186,11 @@ class _Collective(dist.Work):
         return self._work.get_future()
 
 
-class _Transfer(_Collective):
-    """A send or a receive."""
+class _Uncut(_Collective):
+    """A send, a receive or a reduce_scatter."""
 
     def _wait(self, timeout: timedelta | None) -> Any:
-        return self._group.wait_transfer(self._work, self._what)
+        return self._group.wait_uncut(self._work, self._what)
 
 
 def _watched(name: str, kind: type[_Collective], backend_name: str = "") -> Any:
@@ -200,19 +201,23 @@ def _watched(name: str, kind: type[_Collective], backend_name: str = "") -> Any:
     return call
 
 
+def _kind_of(name: str) -> type[_Collective]:
+    return _Uncut if "reduce_scatter" in name else _Collective
+
+
 for _name in (
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "allgather_coalesced", "_allgather_base",
     "allgather_into_tensor_coalesced", "gather", "scatter", "reduce_scatter", "_reduce_scatter_base",
     "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base", "barrier",
 ):  # fmt: skip
     if hasattr(dist.ProcessGroup, _name):
-        setattr(WatchedGroup, _name, _watched(_name, _Collective))
+        setattr(WatchedGroup, _name, _watched(_name, _kind_of(_name)))
 for _name, _backend_name in {  # torch >= 2.13 calls these by new names; the backends keep the old ones
     "all_gather_single": "_allgather_base", "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base", "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
 }.items():  # fmt: skip
     if hasattr(dist.ProcessGroup, _name):
-        setattr(WatchedGroup, _name, _watched(_name, _Collective, _backend_name))
+        setattr(WatchedGroup, _name, _watched(_name, _kind_of(_name), _backend_name))
 for _name in ("send", "recv", "recv_anysource"):
-    setattr(WatchedGroup, _name, _watched(_name, _Transfer))
+    setattr(WatchedGroup, _name, _watched(_name, _Uncut))
