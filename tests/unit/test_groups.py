@@ -33,9 +33,9 @@ def test_a_member_that_dies_just_after_its_group_was_made_breaks_a_collective_an
     backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
     closed = os.dup(0)
     os.close(closed)
-    monkeypatch.setattr(groups, "connect", lambda *_: (backend, [closed]))
+    monkeypatch.setattr(groups, "connect", lambda *_: (backend, [(closed, 1)]))
     store: Any = dist.HashStore()
-    with pytest.raises(GroupInterrupted, match="ended while it was made") as caught:
+    with pytest.raises(GroupInterrupted, match="ended before it was used") as caught:
         groups._make_gloo(plan(), (0, 1), (0, 1), store, "e1:0-1", 1)
     assert is_collective_error(caught.value)
     groups.release_retired()

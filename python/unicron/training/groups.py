@@ -272,11 +272,10 @@ class Groups:
         group = WatchedGroup(
             backend, self._helpers, lambda: str(self._monitor.group_state(group_id)), self._pulse, kind
         )
-        try:
-            self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
-        except _core.UnicronError as error:  # gloo closes its end when a member dies, also of a group just made
+        self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
+        if self._monitor.group_state(group_id) == "broken":  # gloo closes its end when a member dies, now or long ago
             self._retired.append(group)
-            raise GroupInterrupted(f"a connection of group {name} ended while it was made: {error}") from error
+            raise GroupInterrupted(f"a connection of group {name} ended before it was used")
         return group
 
     def connect(self, store: dist.Store, name: str, index: int, size: int, how: How) -> Connected:
