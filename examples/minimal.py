@@ -1,7 +1,7 @@
 """The least a training script needs to be healed: four lines of unicron around megatron-core.
 
     unicron run --agents 2 examples/minimal.py
-    kill -9 one of its workers meanwhile, and watch the loss go on as if nothing had happened
+    kill -9 one of its workers meanwhile (unicron describe has their pids), and watch the loss go on
 """
 
 import functools
@@ -19,7 +19,7 @@ import unicron
 from unicron.training.data import ByteCorpus, ByteDataset
 from unicron.training.megatron_cpu import CONFIG
 
-ITERATIONS, SEQ_LENGTH = 60, 64
+ITERATIONS, SEQ_LENGTH = 200, 64
 
 
 def build(layout):

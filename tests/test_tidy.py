@@ -248,6 +248,22 @@ def test_no_unfinished_marks_and_no_hosts() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_what_is_cited_of_mechanics_is_there() -> None:
+    there = set(re.findall(r"^#+ (\d+(?:\.\d+)?)", (ROOT / "docs" / "MECHANICS.md").read_text(), re.MULTILINE))
+    texts = (*python_files(), *native_files(), *files("docs/*.md"))
+    cited = {
+        (place(path), number)
+        for path in texts
+        for found in re.findall(
+            r"MECHANICS(?:\]\(MECHANICS\.md\))? (\d+(?:\.\d+)?(?: and \d+\.\d+)*)", path.read_text()
+        )
+        for number in found.split(" and ")
+    }
+    assert len(cited) > 10
+    wrong = [f"{where} cites MECHANICS {number}" for where, number in sorted(cited) if number not in there]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_pickle() -> None:
     wrong = [place(path) for path in python_files() if PICKLE_IMPORT.search(path.read_text())]
     assert not wrong, "messages cross as msgpack, state as bytes: " + ", ".join(wrong)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,8 +65,24 @@ def test_of_several_each_is_told_with_its_owner(folder: Path, listener: str) -> 
     with pytest.raises(CoordinatorSilent, match="several clusters") as refused:
         from_environment()
     lines = str(refused.value).splitlines()[1:]
-    assert [line.rpartition("# ")[2] for line in lines] == ["unicron run minimal", "unicron demo"]
+    assert [line.rpartition("# ")[2].rpartition(", ")[0] for line in lines] == ["unicron run minimal", "unicron demo"]
     assert all("--coordinator 127.0.0.1:" in line and "--keys " in line for line in lines)
+
+
+def test_one_without_a_name_is_told_by_its_tasks_and_age(
+    folder: Path, listener: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nameless = cluster(folder, "a", listener, "")
+    os.utime(nameless / OWNER_FILE, (time.time() - 600,) * 2)
+    cluster(folder, "b", listener, "unicron demo")
+    monkeypatch.setattr(client, "LABEL_MS_MAX", 50)
+    for tasks, words in (([], "no name and no tasks"), (["gpt", "small"], "trains gpt, small")):
+        if tasks:
+            monkeypatch.setattr(client, "_tasks", lambda _path, tasks=tasks: tasks)
+        with pytest.raises(CoordinatorSilent) as refused:
+            from_environment()
+        line = str(refused.value).splitlines()[1]
+        assert f"# {words}" in line and line.endswith(", 10 min old")
 
 
 def test_a_run_that_has_ended_is_told_as_such(folder: Path, listener: str) -> None:

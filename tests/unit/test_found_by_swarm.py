@@ -520,7 +520,8 @@ def test_a_simulated_joiner_that_is_told_twice_prepares_once() -> None:
     joiner.name, joiner.task, joiner.rank, joiner.rng = "n1.w0", "t", 0, random.Random(1)
     joiner.newest = joiner.move = joiner.machine = None
     joiner.is_waiting_role = True
-    joiner.host = SimpleNamespace(ask_arena=lambda _, request: asked.append(request), hear=lambda *_: None)  # type: ignore[assignment]
+    host = SimpleNamespace(ask_arena=lambda _, request: asked.append(request), hear=lambda *_: None)
+    joiner.host = host  # type: ignore[assignment]
     joiner._later = lambda _, call: call()  # type: ignore[method-assign]
     for switch in (False, False, True):
         joiner.on_move(MoveRoles("t", former, plan, "drained", switch))

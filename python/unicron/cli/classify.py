@@ -58,7 +58,7 @@ def main(
 
 
 def as_json(answer: Answer, *, with_evidence: bool = False) -> dict[str, Any]:
-    """The fields that scripts rely on (INTERFACES), and the evidence where there is one answer only."""
+    """The fields that scripts rely on, and the evidence where there is one answer only."""
     found = answer.diagnosis
     fields: dict[str, Any] = {
         "id": answer.id,

@@ -111,13 +111,14 @@ def _sizes(layout: str) -> tuple[int, int, int]:
 
 
 def _why_not(tp: int, pp: int, dp: int) -> str:
-    """The demo's model has 4 layers and 4 heads; a fault needs somebody who goes on."""
+    """The demo's model has 4 layers and 4 heads. A single replica is healed, too (its understudies take over its
+    arenas), but scenarios lose whole nodes."""
     if tp not in (1, 2, 4):
         return f"tp {tp} does not divide the model's 4 heads"
     if pp not in (1, 2, 4):
         return f"pp {pp} does not divide the model's 4 layers"
     if dp < 2:
-        return "dp must be at least 2: without a second replica nothing can be healed from"
+        return "dp must be at least 2: scenarios lose whole nodes, and another replica goes on (unicron run takes dp 1)"
     return ""
 
 

@@ -24,6 +24,36 @@ COLUMNS = (
     "cost_gpu_s",
     "cause",
 )
+# Beside the fields with a line of their own; cost has the total.
+APART = ("timeline", "text", "cost_gpu_s", "phases_ms")
+TOLD_AT_ZERO = ("lost_ms", "iterations_lost", "micro_batches_recomputed")
+SINCE_THE_FAULT = {
+    "detect_ms": "-  (when it happened is not known, times count from when it was seen)",
+    "decide_ms": "-  (nothing had to be decided)",
+    "resume_ms": "-  (not resumed)",
+}
+WIDTH = 26  # of the names
+# The training loop's actions while it heals (healing/actions.py), in their usual order.
+PHASES = {
+    "AwaitPlan": "waits for the coordinator's plan: who is lost, who takes the role",
+    "RebuildInside": "makes the groups inside the wounded replica again",
+    "ExchangeInside": "the replica's members say how far they are",
+    "Compute": "computes micro-batches, those of the lost worker again",
+    "Tie": "sums gradients inside the replica (tied embeddings)",
+    "RebuildCross": "makes the groups between replicas again, where all meet",
+    "ExchangeWorld": "all ranks say how far they are",
+    "FetchState": "takes parameters and optimizer state from another replica or a buddy",
+    "GoBack": "goes back to a shard that was kept",
+    "LoadCheckpoint": "loads the last checkpoint",
+    "Reduce": "sums gradients between replicas",
+    "Commit": "all ranks agree that the iteration is whole",
+    "Confirm": "the replica's members agree on what the commit said",
+    "Step": "the optimizer writes the parameters",
+    "Gather": "every replica's shard of the parameters goes to the others",
+    "Settle": "the replica's members agree that the gathering ended well",
+}
+UNITS = "detect, decide, resume: ms since the fault; -: its time is not known, or it did not come to that"
+OVER = "for a run that is over: --log-dir FOLDER"
 
 
 def main(
@@ -39,21 +69,27 @@ def main(
     """What failed, why, what was decided, what it cost.
 
     Example: unicron incidents i3
+
     Example: unicron incidents --log-dir unicron-logs
     """
-    from unicron.runtime.client import from_environment
+    from unicron.runtime.client import CoordinatorSilent, from_environment
+    from unicron.runtime.keys import KeyProblem
 
     if log_dir is not None:
         found = kept_incidents(log_dir, incident, task)
     else:
-        with from_environment(coordinator, keys) as client:
-            found = client.ask("incidents", id=incident, task=task)
+        try:
+            with from_environment(coordinator, keys) as client:
+                found = client.ask("incidents", id=incident, task=task)
+        except (CoordinatorSilent, KeyProblem) as problem:
+            text = str(problem)
+            raise Problem(text + ("\n" if "\n" in text else "; ") + OVER) from None
     if json:
         print_json({"incidents": found})
     elif incident:
         show(found[0])
     else:
-        print_table(map(row_of, found), COLUMNS, "no incidents", "detect, decide, resume: ms since the fault")
+        print_table(map(row_of, found), COLUMNS, "no incidents", UNITS)
 
 
 def kept_incidents(place: Path, incident: str, task: str) -> list[dict[str, Any]]:
@@ -78,12 +114,34 @@ def row_of(incident: dict[str, Any]) -> dict[str, Any]:
 
 def show(incident: dict[str, Any]) -> None:
     for name, value in row_of(incident).items():
-        if name == "cost":
-            value = cost_words(value)
-        if name not in ("timeline", "text", "cost_gpu_s") and value not in ("", None):
-            print(f"{name.replace('_', ' '):>26}  {value}")
+        if name not in APART and not _says_nothing(name, value):
+            print(f"{name.replace('_', ' '):>{WIDTH}}  {_words(name, value)}")
     if incident["text"]:
-        print(f"{'text':>26}  {incident['text']}")
+        print(f"{'text':>{WIDTH}}  {incident['text']}")
+    phases = incident["phases_ms"]
+    if phases:
+        print("recovery, step by step (each on the rank that took longest; some wait for others):")
+    for name in sorted(phases, key=lambda name: list(PHASES).index(name) if name in PHASES else len(PHASES)):
+        words = PHASES.get(name)
+        print(f"{phases[name]:>{WIDTH - 3}.1f} ms  {name}{f': {words}' if words else ''}")
     start = incident["timeline"][0][0] if incident["timeline"] else 0.0
+    if incident["timeline"]:
+        print("timeline:")
     for at_ms, text in incident["timeline"]:
-        print(f"{at_ms - start:>23.1f} ms  {text}")
+        print(f"{at_ms - start:>{WIDTH - 3}.1f} ms  {text}")
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    if name in SINCE_THE_FAULT or name in TOLD_AT_ZERO:
+        return False
+    return value in ("", None, 0, -1)  # False, too
+
+
+def _words(name: str, value: Any) -> str:
+    if name == "cost":
+        return f"{cost_words(value)} GPU-seconds"
+    if value is None:
+        return SINCE_THE_FAULT[name]
+    if value is True:
+        return "yes"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)

@@ -50,6 +50,27 @@ def main(
         _show(names, events, one)
 
 
+def _headline(events: str) -> str:
+    if not events:
+        return "What the planner would do now, if nothing else happened:"
+    return f"{events}  ({'; '.join(map(meaning, events.split(' and ')))})"
+
+
+def meaning(event: str) -> str:
+    """What happens, in words."""
+    kind, _, name = event.partition(":")
+    task, _, node = name.partition("@")
+    words = {
+        "slot": f"task {task} loses a slot, on {node or 'the node where it has most'}",
+        "process": f"a process of task {task} dies, its slot is whole",
+        "finish": f"task {task} is done",
+        "node": f"node {name} is lost with all its slots",
+        "join": f"a new node of {name} slots comes" if name.isdecimal() else f"node {name} comes back whole",
+        "standby": "a standby is lost",
+    }
+    return words.get(kind, "")
+
+
 def _show(tasks: dict[str, dict[str, Any]], events: str, answer: dict[str, Any]) -> None:
     rows = []
     for name, slots in answer["allocation"].items():
@@ -58,7 +79,8 @@ def _show(tasks: dict[str, dict[str, Any]], events: str, answer: dict[str, Any])
         rows.append(
             {"task": name, "weight": task["weight"], "slots": f"{task['target']} -> {slots}", "moves": ", ".join(moves)}
         )
-    print_table(rows, ["task", "weight", "slots", "moves"], "no tasks", events or "as things are")
+    print(_headline(events))
+    print_table(rows, ["task", "weight", "slots", "moves"], "no tasks")
     print(answer["reason"])
     found = "found in the table" if answer["from_table"] else "solved"
     print(f"({found} in {answer['planned_in_us']:.0f} us)\n")

@@ -14,37 +14,53 @@ import typer
 from unicron.cli.common import Json, Problem, buddies_of
 from unicron.types import Layout
 
-AGENTS = "As if so many nodes; in a Slurm allocation those that train, the rest stands by. Default 1, or all."
+AGENTS = "As if so many nodes; default 1. In a Slurm allocation: those that train, the rest stands by; default all."
+UNDERSTUDIES = "Warm processes a node; default 1 if the script joins, else none."
+MICRO_BATCHES = "Of one iteration, for the whole task; default 4 a replica."
+STANDALONE = "torchrun's; accepted, and changes nothing: it is always so here."
+LogDir = Annotated[
+    str, typer.Option("--log-dir", "--log_dir", help="Folder of all logs, and afterwards of the journal.")
+]
+NprocPerNode = Annotated[str, typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers a node, or auto.")]
+Imports = Annotated[str, typer.Option("--import", help="Imported once, before workers are forked.")]
+MaxRestarts = Annotated[
+    int,
+    typer.Option(
+        "--max-restarts", "--max_restarts", help="Of one role's workers; of the task, if the script does not join."
+    ),
+]
+Understudies = Annotated[int, typer.Option(min=-1, help=UNDERSTUDIES, show_default=False)]
+MicroBatches = Annotated[int, typer.Option(help=MICRO_BATCHES, show_default=False)]
+CheckpointDir = Annotated[str, typer.Option(help="Folder that all nodes see; default: no checkpoints.")]
+Standalone = Annotated[bool, typer.Option("--standalone", help=STANDALONE)]
 
 
 def main(
     script: Annotated[list[str], typer.Argument(help="SCRIPT ARGS… or, with -m, MODULE ARGS…")],
-    agents: Annotated[int, typer.Option("--agents", "--nnodes", min=0, help=AGENTS)] = 0,
-    nproc_per_node: Annotated[
-        str, typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers a node, or auto.")
-    ] = "1",
-    understudies: Annotated[int, typer.Option(min=-1, help="Warm processes a node; default 1 if it joins.")] = -1,
-    log_dir: Annotated[str, typer.Option("--log-dir", "--log_dir")] = "unicron-logs",
+    agents: Annotated[int, typer.Option("--agents", "--nnodes", min=0, help=AGENTS, show_default=False)] = 0,
+    nproc_per_node: NprocPerNode = "1",
+    understudies: Understudies = -1,
+    log_dir: LogDir = "unicron-logs",
     tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline-parallel size.")] = 1,
     optimizer: Annotated[str, typer.Option(help="plain, or distributed: what the script builds.")] = "plain",
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: one result whatever fails.")] = False,
     buddy: Annotated[bool, typer.Option("--buddy", help="Distributed: each shard is copied to another node.")] = False,
-    buddy_every: Annotated[int, typer.Option(help="The same every so many iterations, beside it.", min=0)] = 0,
-    micro_batches: Annotated[int, typer.Option(help="Of one iteration, for the whole task; default 4 a replica.")] = 0,
+    buddy_every: Annotated[
+        int, typer.Option(help="The same every so many iterations, beside the training; 0: not.", min=0)
+    ] = 0,
+    micro_batches: MicroBatches = 0,
     micro_batch: Annotated[int, typer.Option(help="Samples in one.")] = 1,
-    checkpoint_dir: Annotated[str, typer.Option()] = "",
-    checkpoint_every: Annotated[int, typer.Option(help="Iterations; 0: never.")] = 0,
+    checkpoint_dir: CheckpointDir = "",
+    checkpoint_every: Annotated[int, typer.Option(help="So many iterations; 0: never.")] = 0,
     stopped_grace: Annotated[float, typer.Option(help="Seconds a stopped worker is given before it is ended.")] = 5.0,
     observe_only: Annotated[bool, typer.Option("--observe-only", help="End nothing for standing still.")] = False,
-    max_restarts: Annotated[int, typer.Option("--max-restarts", "--max_restarts")] = 10,
+    max_restarts: MaxRestarts = 10,
     name: Annotated[str, typer.Option(help="Of the task; default the script's.")] = "",
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module.")] = False,
     managed: Annotated[bool | None, typer.Option(help="Does the script call unicron.join()? Default: look.")] = None,
-    imports: Annotated[
-        str, typer.Option("--import", help="Imported once, before workers are forked.")
-    ] = "torch,megatron.core,unicron.training",
-    standalone: Annotated[bool, typer.Option("--standalone", help="Always so here.")] = False,
+    imports: Imports = "torch,megatron.core,unicron.training",
+    standalone: Standalone = False,
     drain_bad_nodes: Annotated[bool, typer.Option(help="In Slurm: drain nodes that failed.")] = False,
     save_before: Annotated[float, typer.Option(help="In Slurm: save and leave so many seconds before the end.")] = 60.0,
     requeue: Annotated[bool, typer.Option("--requeue", help="In Slurm: queue the job again then.")] = False,

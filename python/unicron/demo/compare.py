@@ -1,4 +1,4 @@
-"""Two runs and what the coordinator says about one of them -> the JSON object of INTERFACES, and a
+"""Two runs and what the coordinator says about one of them -> the JSON object of `unicron demo --json`, and a
 verdict with reasons. Pure: nothing is measured, started or asked here.
 
 The disturbed run is judged by its own records (losses, gradients, digests, processes, forwards
@@ -62,7 +62,7 @@ class Setting:
 class Observed:
     """What the cluster says after the run."""
 
-    incidents: tuple[dict[str, Any], ...]  # runtime's view: the fields of INTERFACES and more
+    incidents: tuple[dict[str, Any], ...]  # as `unicron incidents --json` has them
     task: dict[str, Any]  # view of the task: phase, outcome, cause, replicas
     nodes_blamed: tuple[str, ...] = ()  # nodes isolated or drained at the end
     left_behind: dict[str, int] = field(default_factory=lambda: {"processes": 0, "shared_segments": 0})

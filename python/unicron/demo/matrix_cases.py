@@ -1,7 +1,7 @@
 """What the matrix breaks, and where: rows are layouts with all that a script may choose, cases are failure points.
 
-A case is armed for the next time its rank passes the point, so it needs no iteration. What it may cost is the table of
-DESIGN 5: micro-batches computed again in shares of one replica, no iteration, the same bits where the role is replaced.
+A case is armed for the next time its rank passes the point, so it needs no iteration. What it may cost:
+micro-batches computed again in shares of one replica, no iteration, the same bits where the role is replaced.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One failure says what it is; its neighbours say whose. Three counts, the first that holds:
 
 1. *the same place*: the same signature at the same (iteration, micro-batch) in another incarnation is the code's or the
-   data's fault: FATAL, and no node is blamed (DESIGN.md 8);
+   data's fault: FATAL, and no node is blamed;
 2. *all at once*: the same kind on most nodes within a moment is the job's or storage's fault; no node is blamed;
 3. *the same node*: several failures of a node at different work within a window are the node's: SEV1.
 

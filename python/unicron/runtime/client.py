@@ -20,6 +20,7 @@ from unicron.runtime.zap import call_curve
 
 ANSWER_MS_MAX = 10_000
 CONNECT_S_MAX = 0.5
+LABEL_MS_MAX = 500  # of asking a cluster what it trains, only to name it
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 DEFAULT_KEYS = "keys"
 LOCAL_PREFIX = "unicron-"  # of a local cluster's directory, in the folder for temporary files
@@ -137,7 +138,7 @@ def _local_cluster(adds_tasks: bool) -> tuple[str, str]:
         if path.stat().st_uid == os.getuid() and _listens(path.read_text())
     ]
     if len(found) > 1:
-        choices = "".join(f"\n  {_flags(path)}  # {_owner(path)}" for path in sorted(found))
+        choices = "".join(f"\n  {_flags(path)}  # {_label(path)}" for path in sorted(found))
         raise CoordinatorSilent(f"several clusters run here, choose one of:{choices}")
     if not found:
         return "", ""
@@ -158,6 +159,36 @@ def _owner(path: Path) -> str:
         return (path.parent / OWNER_FILE).read_text()
     except OSError:
         return ""
+
+
+def _label(path: Path) -> str:
+    """Whose cluster it is, or what it trains, and since when."""
+    owner = _owner(path)
+    if not owner:
+        tasks = _tasks(path)
+        owner = f"trains {', '.join(tasks)}" if tasks else "no name and no tasks: a test or a bench"
+    try:
+        return f"{owner}, {_age(time.time() - (path.parent / OWNER_FILE).stat().st_mtime)} old"
+    except OSError:
+        return owner
+
+
+def _tasks(path: Path) -> list[str]:
+    """() where it does not answer soon."""
+    directory = path.parent / "keys"
+    try:
+        pair = keys.load(directory / "client.key")
+        with CoordinatorClient(path.read_text(), key_rotation.publics(directory, "coordinator"), pair) as client:
+            return [row["task"] for row in client.ask("ps", timeout_ms=LABEL_MS_MAX)]
+    except (CoordinatorSilent, CoordinatorRefused, keys.KeyProblem, OSError):
+        return []
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _listens(address: str) -> bool:

@@ -1,7 +1,7 @@
 """JOB.yaml as people write it, into what the coordinator admits.
 
-The fields are those of INTERFACES.md. What this version does not do (other recoveries, copies every N iterations) is
-refused by name where it would be ignored. T(t, x) is made in job_throughput.py.
+Its fields are explained in examples/job.yaml and docs/OPERATION.md. What this version does not do (other recoveries,
+copies every N iterations) is refused by name where it would be ignored. T(t, x) is made in job_throughput.py.
 """
 
 from __future__ import annotations

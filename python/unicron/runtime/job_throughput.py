@@ -1,4 +1,4 @@
-"""What is known of a job's T(t, x) before it runs: stated, modelled, or nothing (PAPERS: Unicron, T(t, x)).
+"""What is known of a job's T(t, x) before it runs: stated, modelled, or nothing (T(t, x) of the paper Unicron).
 
 The analytic model needs the model's shape and the type of the cluster's GPUs. It is made here, by whoever submits, and
 not in the coordinator: compiling and searching takes seconds. The coordinator gets numbers.

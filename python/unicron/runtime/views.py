@@ -163,7 +163,7 @@ def _name(value: enum.StrEnum | None) -> str | None:
 
 
 def incident_view(incident: Incident, state: State, now_ms: float) -> dict[str, Any]:
-    """The JSON of INTERFACES.md, and beside it what a person asks next."""
+    """What `unicron incidents --json` prints: fields that scripts rely on, and what a person asks next."""
     return {
         "id": incident.id,
         "task": incident.task,

@@ -20,7 +20,7 @@ class RequestProblem(ValueError):
 
 
 def what_if(state: State, events: tuple[str, ...]) -> dict[str, Any]:
-    """The answer of INTERFACES.md, or with the event `all` one answer for each foreseen event.
+    """What `unicron plan --json` prints, or with the event `all` one answer for each foreseen event.
 
     Raises RequestProblem for an event that cannot happen here, and when no task runs.
     """

@@ -228,7 +228,7 @@ def cell(value: object) -> str:
 
 
 def as_json(simulated: Simulated) -> dict[str, object]:
-    """As INTERFACES names it, with more beside."""
+    """The fields that scripts rely on, with more beside."""
     policies = {}
     for name, outcome in simulated.outcomes.items():
         account = outcome.account

@@ -1,4 +1,4 @@
-"""Exact mode: gradients summed as integers, so that neither order nor grouping enters the result (DESIGN 5).
+"""Exact mode: gradients summed as integers, so that neither order nor grouping enters the result (docs/TRAINING.md).
 
 Each micro-batch's gradient is taken out of DDP's buffers when its backward has ended, multiplied by a power of two,
 rounded once, and added to 64-bit sums in the arena. Sums of integers are the same whoever makes them in whatever order,

@@ -2,8 +2,8 @@
 
 Segment 0 is the scalars (tokens, loss sum) of the last pipeline stage, so that they too are reduced exactly once; the
 others are chunks of DDP's flat gradient buffers. A segment is copied to the staging area *in the arena*, reduced there,
-and copied over its local sum only when complete (DESIGN 5.2): an aborted collective tears nothing, and an heir of a
-process killed during the copy finishes it from the staging area.
+and copied over its local sum only when complete (ARCHITECTURE, reduce): an aborted collective tears nothing, and an
+heir of a process killed during the copy finishes it from the staging area.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ optimizer) are found once, and rebound whenever a group is made for an epoch. Gr
 gloo group (18 groups are 5 member lists: MECHANICS 3.4).
 
 The sockets of a group are those that appear while it is made; the native monitor is told them, because nothing in
-PyTorch frees a rank that is blocked in a gloo collective (MEGATRON 4) and shutting its sockets does, except where gloo
-loses the operation (watched_group.py).
+PyTorch frees a rank that is blocked in a gloo collective (MECHANICS 3.2) and shutting its sockets does, except where
+gloo loses the operation (watched_group.py).
 
 Private API of torch.distributed is used and pinned by tests: _world, _update_default_pg, _register_process_group.
 """

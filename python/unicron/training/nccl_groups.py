@@ -2,7 +2,7 @@
 
 A collective on a GPU returns before it has run, and one that was ended returns as if it had: `require_whole` says,
 after a synchronisation, whether what the last collectives left is good. NCCL itself does not say that a peer is dead
-(shared/GPU.md); a plan's arrival ends the groups that it makes useless (csrc/monitor/nccl_table.h), and then this
+(MECHANICS 4.1); a plan's arrival ends the groups that it makes useless (csrc/monitor/nccl_table.h), and then this
 worker finds out here.
 """
 

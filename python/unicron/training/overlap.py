@@ -1,7 +1,7 @@
 """Megatron's own overlapped communication is switched off in a managed model: unicron reduces and gathers itself.
 
 A reduction that starts by itself in the middle of a backward cannot be staged, and one that is in flight when a peer
-dies leaves a buffer of which nobody knows what it holds (DESIGN 5.2).
+dies leaves a buffer of which nobody knows what it holds (docs/ARCHITECTURE.md, One iteration: reduce).
 """
 
 from __future__ import annotations

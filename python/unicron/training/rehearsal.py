@@ -1,6 +1,6 @@
 """An understudy's first iteration, before it has a role: the kernels that the real one needs are loaded by then.
 
-A process's first forward, backward and step cost about a second on a GPU (shared/GPU.md), which is what an heir would
+A process's first forward, backward and step cost about a second on a GPU (MECHANICS 4.3), which is what an heir would
 pay inside the interrupted iteration. So the understudy runs one layer of the real model, the embedding, the loss and
 the optimizer once, with real shapes, under the stand-in groups (nobody else takes part) and over the scratch block that
 its arena shows instead of memory: values mean nothing and nothing of it is kept. One layer, because all of them

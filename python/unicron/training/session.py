@@ -121,7 +121,7 @@ def _leave(code: int) -> NoReturn:
 
 
 class Session:
-    """See INTERFACES: layout, manage, iterations, train_step, expect, save_if_due."""
+    """See docs/TRAINING.md: layout, manage, iterations, train_step, expect, save_if_due."""
 
     def __init__(self, link: WorkerLink, rank: Rank, layout: Layout | None = None) -> None:
         self._link, self.rank = link, rank

@@ -3,8 +3,8 @@ optimizer, and any optimizer where there is one replica only.
 
 A process that dies inside such a step must leave enough to finish it: each chunk's old values lie in the undo area of
 the arena before one of them is overwritten, and one word of the arena's header counts the chunks. An heir restores the
-open chunk and goes on (DESIGN 5.4). The reduced gradient stays as it is until the next iteration: it is scaled chunk
-by chunk, beside it.
+open chunk and goes on (ARCHITECTURE, step). The reduced gradient stays as it is until the next iteration: it is scaled
+chunk by chunk, beside it.
 """
 
 from __future__ import annotations
