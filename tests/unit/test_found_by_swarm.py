@@ -31,6 +31,7 @@ from unicron.messages import (
     FinishUnderstudies,
     MoveRoles,
     PublishEpoch,
+    Saved,
     StateLost,
     StopTask,
     WorkerLost,
@@ -582,3 +583,23 @@ def test_who_stood_still_ends_its_step_after_the_others_left_without_it() -> Non
     said.clear()
     task.left("it is pre-empted (saved at iteration 9)")
     assert not said, "what a stranger stepped is not the task's"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_last_word_that_comes_before_the_last_account_of_a_healing_is_not_forgotten(restarts: bool) -> None:
+    """Seed 81539: the members of a task that was to leave had healed, saved and held; their agent told a coordinator
+    that came back of the checkpoint before another node told of the healing. The word is said once: they held for
+    ever, with their slots."""
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1, config=CONFIG, checkpoint_dir="/ckpt")
+    driver.feed(on.SuspendRequested("s", "t"))
+    driver.lost("n1.w0", "signal 9")
+    assert driver.task.phase is TaskPhase.HEALING and driver.task.leaving
+    if restarts:
+        driver.restart()
+        for node in ("n0", "n1"):
+            driver.hello(node, knows=True)
+    driver.says(Saved("n0.w0", 0, 30, "ckpt/30", driver.task.epoch, final=True))
+    assert driver.task.phase is TaskPhase.HEALING and driver.task.checkpoint == (30, "ckpt/30")
+    driver.all_healed()
+    assert driver.task.phase is TaskPhase.SUSPENDED
+    assert {order.worker for order in driver.sent(EndWorker)} >= {"n0.w0", "n1.w1"}

@@ -49,15 +49,25 @@ def on_saved(step: Step, task: TaskState, body: Saved) -> None:
     """Sent when the checkpoint is complete for everybody: the newest one is what RESTORE loads."""
     if speaker(step, task, body.worker) is None:
         return
-    if body.final and is_last_word(task, body.epoch):
-        if task.checkpoint is None or body.iteration >= task.checkpoint[0]:
-            step.write(CheckpointSaved(task.name, body.iteration, body.path), "everybody saved and holds")
-            wait_for_slots(step, task, f"{task.leaving} (saved at iteration {body.iteration})")
-        return
+    if body.final and task.leaving and body.epoch == task.epoch:
+        task.last_word = body  # it is said once, perhaps before a coordinator that came back knows that all healed
+        step.touch(task)
     if task.checkpoint is not None and body.iteration <= task.checkpoint[0]:
         step.refuse("stale_checkpoint", f"iteration {body.iteration}, have {task.checkpoint[0]}")
         return
     step.write(CheckpointSaved(task.name, body.iteration, body.path), "a checkpoint is complete")
+
+
+def settle_leaving(step: Step, task: TaskState) -> bool:
+    """Its members saved and hold, and nothing else is the matter: it gives its slots up. True when it did."""
+    word = task.last_word
+    if word is None or not is_last_word(task, word.epoch):
+        return False
+    task.last_word = None
+    if task.checkpoint is None or word.iteration < task.checkpoint[0]:
+        return False
+    wait_for_slots(step, task, f"{task.leaving} (saved at iteration {word.iteration})")
+    return True
 
 
 def close_healing(step: Step, task: TaskState, reason: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unicron.coordinator.accounting import settle_health
-from unicron.coordinator.accounts import close_healing
+from unicron.coordinator.accounts import close_healing, settle_leaving
 from unicron.coordinator.growth import settle_width
 from unicron.coordinator.lifecycle import finish_task, settle_exits, stop_task
 from unicron.coordinator.moves import settle_move
@@ -97,6 +97,8 @@ def _settle_managed(step: Step, task: TaskState) -> None:
         return
     if task.phase is TaskPhase.HEALING and not task.awaiting and not task.lost:
         close_healing(step, task, f"every member of epoch {task.epoch} committed the iteration")
+    if settle_leaving(step, task):
+        return
     settle_change(step, task)
     settle_move(step, task)
     settle_standbys(step, task)

@@ -25,7 +25,7 @@ from unicron.coordinator.transitions import (
     next_task_phase,
     next_worker_phase,
 )
-from unicron.messages import CollectiveFailed, ExceptionRaised, Healed, WorkerStalled
+from unicron.messages import CollectiveFailed, ExceptionRaised, Healed, Saved, WorkerStalled
 from unicron.planner.planner import Planner
 from unicron.types import EpochPlan, Rank, Stage
 
@@ -204,6 +204,7 @@ class TaskState:
     change_refused: str = ""  # why the last one was called off, for people
     moves: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT_MAX))  # what they cost
     moving: RoleMove | None = None  # of roles to other nodes, under way
+    last_word: Saved | None = None  # of members that saved for good and hold (leaving.py)
     cause_to_stay: str = ""  # why it could not leave, for people
 
     def move(self, trigger: str) -> None:
