@@ -10,7 +10,7 @@ import pytest
 from several import Cluster
 from unicron.coordinator import events as on
 from unicron.coordinator.actions import WriteJournal
-from unicron.coordinator.deciding import facts_of, is_due
+from unicron.coordinator.deciding import _cluster, _question, facts_of, is_due
 from unicron.coordinator.demand import throughput_of
 from unicron.coordinator.job import Job, refusal_of
 from unicron.coordinator.journal import AllocationDecided
@@ -304,3 +304,20 @@ def test_a_move_must_earn_more_than_it_costs(failures: int, grows: bool) -> None
     cluster.ask(on.CancelRequested("c", "b"))
     assert cluster.widths() == {"a": 4 if grows else 2}
     assert cluster.placed() == cluster.widths()
+
+
+def test_a_replica_with_one_role_on_a_drained_node_does_not_hide_the_others() -> None:
+    """Found by the swarm (seed 4733): the task seemed to hold nothing, so all of its width was demanded of the slots
+    that were left, no plan had room for that, and the coordinator ended with an error on every start."""
+    cluster = Cluster(nodes=3)
+    wide = Layout(pp=2, dp=2, num_micro_batches=4)
+    cluster.run("wide", 2, layout=wide, replicas_min=0)
+    targets = {0: "n0", 2: "n0", 1: "n1", 3: "n2"}
+    state = cluster.machine.state
+    state.allocation = msgspec.structs.replace(state.allocation, targets={"wide": targets})
+    state.tasks["wide"].placement = dict(targets)
+    state.nodes["n1"].drained_by_person = True
+    question = _question(state, facts_of(state), set())
+    assert question.surviving == {"wide": 1}
+    (task,) = _cluster(question, question.facts.nodes).tasks
+    assert task.holds == {"n0": 2} and task.workers.min == 2

@@ -243,9 +243,12 @@ def _cluster(question: Question, there: dict[str, int]) -> Cluster:
 
 
 def _held(question: Question, task: TaskState) -> list[str]:
-    """The node of each of its roles that may stay. What a drained node still counts is for who cannot leave it."""
-    nodes, is_stuck = question.state.nodes, task.name in question.facts.stuck
-    return [node for node in question.state.target(task.name).values() if is_stuck or not nodes[node].is_drained]
+    """The node of each of its roles that may stay: those of whole replicas. What a drained node still counts is for who
+    cannot leave it."""
+    nodes, layout = question.state.nodes, task.job.layout
+    target, is_stuck = question.state.target(task.name), task.name in question.facts.stuck
+    parted = {layout.replica_of(rank) for rank, node in target.items() if nodes[node].is_drained and not is_stuck}
+    return [node for rank, node in target.items() if layout.replica_of(rank) not in parted]
 
 
 def _stranger_name(nodes: tuple[Node, ...]) -> str:

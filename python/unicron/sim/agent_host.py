@@ -96,8 +96,8 @@ class AgentHost:
     def _step(self, event: on.Event) -> tuple[ask.Action, ...]:
         try:
             actions = self.machine.step(event, self.clock.now_ms)
-        except AssertionError as error:
-            self.world.violate(f"agent {self.node}: {type(event).__name__}: {error}")
+        except Exception as error:
+            self.world.violate(f"agent {self.node}: {type(event).__name__}: {error!r}")
             return ()
         self.world.cover_agent(self.machine, event)
         for action in actions:

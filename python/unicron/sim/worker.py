@@ -124,8 +124,8 @@ class SimWorker(WorkerMoving):
             self.unread = []
             self.world.cover(("healing", machine.phase, type(event)))
             (self.action,) = machine.step(event)
-        except AssertionError as error:
-            self.world.violate(f"{self.name} (rank {self.rank}): healing machine: {error}")
+        except Exception as error:
+            self.world.violate(f"{self.name} (rank {self.rank}): healing machine: {error!r}")
             return
         self.memory.write(machine.record)
         if type(self.action).__name__ == self.kill_on:
