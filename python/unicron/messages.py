@@ -373,6 +373,7 @@ class WorkerStalled(_Message, frozen=True):
     is_sure: bool = True  # no other evidence is asked for, besides a second signal
     usual_ms: float = 0.0  # 0: a bound that was declared, not learned
     cpu: Cpu = Cpu.UNKNOWN
+    epoch: int | None = None  # the newest plan that its agent knew; None: an older agent does not say
 
 
 class WorkerUnkillable(_Message, frozen=True):

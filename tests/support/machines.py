@@ -145,6 +145,7 @@ class Coordinator:
 
     def stalled(self, name: str, *, waiting: bool, stalled_ms: float = 500.0, **fields: Any) -> None:
         worker = self.worker(name)
+        fields.setdefault("epoch", self.task.epoch)
         stalled = WorkerStalled(
             worker.node, TASK, name, worker.rank, Stage.COMPUTE, 5, 1, waiting, stalled_ms, 400.0, 0, 1, **fields,
         )  # fmt: skip

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from machines import Agent, Coordinator, running
+from machines import Agent, Coordinator, pulse, running
 from unicron import _core
+from unicron.agent import events as agent_on
 from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.planned import Planned
@@ -35,6 +36,7 @@ from unicron.messages import (
     StateLost,
     StopTask,
     WorkerLost,
+    WorkerStalled,
     WorkerStatus,
 )
 from unicron.planner.cluster import Cluster, Node, Task, Workers
@@ -212,13 +214,50 @@ def test_who_waited_for_a_plan_that_was_lost_is_no_new_hang() -> None:
         driver.feed(on.AgentMessage(node, AgentHello(node, 1, 1, 1, f"tcp://{node}:7000", "key", there, (), "")))
         assert [message.plan.epoch for message in driver.sent(PublishEpoch)] == [1]
     for name in ("n0.w0", "n1.w0"):
-        driver.stalled(name, waiting=True, stalled_ms=5_000.0)
+        driver.stalled(name, waiting=True, stalled_ms=5_000.0, epoch=0)
         assert driver.refusals() == ["explained"]
     assert driver.task.epoch == 1
-    driver.now_ms += 2_000.0
     for name in ("n0.w0", "n1.w0"):
         driver.stalled(name, waiting=True, stalled_ms=2_000.0)
     assert driver.task.epoch == 2, "who still waits is freed"
+
+
+def test_who_waited_for_a_plan_before_a_coordinator_that_stood_still_is_no_new_hang() -> None:
+    """Seeds 85363, 12867: a coordinator stood still, and before it lay that everybody waits. It first heard what made
+    it decide, and then took for a hang what that very plan answers: another one was made."""
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1, config=CONFIG)
+    driver.failed("n0.w0", inside=False)
+    driver.fire("diagnose/t")
+    assert driver.task.epoch == 2
+    for name in ("n0.w0", "n1.w0"):
+        driver.stalled(name, waiting=True, stalled_ms=5_000.0, epoch=1)
+        assert driver.refusals() == ["explained"]
+    assert driver.task.epoch == 2
+    for name in ("n0.w0", "n1.w0"):
+        driver.stalled(name, waiting=True, stalled_ms=2_000.0)
+    assert driver.task.epoch == 3, "who still waits is freed"
+
+
+def test_what_stands_still_is_told_with_the_epoch_its_agent_knew() -> None:
+    agent = Agent(heal_ms_max=500.0)
+    agent.live(("n0.w0", 1, 0, False))
+    told: list[int | None] = []
+    for epoch in (0, 3):
+        if epoch:
+            members = (Member(0, "n0", "n0.w0", 1),)
+            agent.order(PublishEpoch(EpochPlan("t", epoch, PlanKind.RECONNECT, Layout(), (0,), members)))
+        for tick in range(20):
+            now_ns = (epoch * 20 + tick) * 100_000_000
+            agent.feed(agent_on.PulsesSampled(now_ns, (("n0.w0", pulse(stage=Stage.HEAL)),)))
+            told += [stalled.epoch for stalled in agent.said(WorkerStalled)]
+    assert told == [0, 3]
+
+
+def test_an_agent_that_does_not_say_the_epoch_is_believed() -> None:
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1, config=CONFIG)
+    for name in ("n0.w0", "n1.w0"):
+        driver.stalled(name, waiting=True, epoch=None)
+    assert driver.task.epoch == 2
 
 
 def test_a_member_that_never_saw_the_start_meets_the_rest_of_its_replica() -> None:

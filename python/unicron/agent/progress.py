@@ -91,6 +91,7 @@ def _judge(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
     if level <= still.level:
         return
     still.level = level
+    plan = step.state.plans.get(worker.task)
     stalled = WorkerStalled(
         node=step.config.node,
         task=worker.task,
@@ -107,6 +108,7 @@ def _judge(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
         is_sure=level == SURE,
         usual_ms=usual_ms,
         cpu=_cpu_of(still, pulse),
+        epoch=plan.epoch if plan is not None else 0,
     )
     step.report(stalled, f"{worker.name} stands still in {pulse.stage.name.lower()}")
 

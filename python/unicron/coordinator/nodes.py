@@ -143,9 +143,6 @@ def _catch_up(step: Step, task: TaskState, name: str, hello: AgentHello) -> None
         return
     if behind:
         step.send(name, PublishEpoch(task.plan), f"{name} missed epoch {task.epoch}")
-        for worker in task.workers.values():
-            if worker.node == name:
-                worker.behind_ms = step.now_ms
     tell_change(step, task, only=name)
     tell_move(step, task, only=name)
     if task.leaving:

@@ -123,7 +123,6 @@ class WorkerState:
     thread_exception: ExceptionRaised | None = None  # ended a thread of it; it lives on
     stalled: WorkerStalled | None = None
     stalled_ms: float = 0.0
-    behind_ms: float = float("-inf")  # when its node, which had missed the present plan, was told it
     held: str = ""  # incident that says who holds it on purpose, until it is released
     observed: bool = False  # would have been ended, and was not (observe_only); until it goes on
     end_reason: str = ""

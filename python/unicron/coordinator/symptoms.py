@@ -28,10 +28,6 @@ from unicron.messages import (
 )
 from unicron.types import Cpu, Method, Outcome, Severity
 
-# A node that missed a plan tells again, right behind its hello, who stood still; who still does is told afresh later,
-# as nothing shorter than this is a stall.
-RETOLD_MS = 1_000.0
-
 
 def speaker(step: Step, task: TaskState, name: str) -> WorkerState | None:
     worker = task.workers.get(name)
@@ -204,12 +200,15 @@ def on_continued(step: Step, task: TaskState, message: WorkerContinued) -> None:
 
 
 def on_stalled(step: Step, task: TaskState, message: WorkerStalled) -> None:
-    """One signal of two (diagnosis.stall_root); told at 1.5 times the usual and again at 3."""
+    """One signal of two (diagnosis.stall_root); told at 1.5 times the usual and again at 3.
+
+    A plan begins everybody's clock anew, so what an agent said before it knew the present one is over (it lay before a
+    coordinator that stood still, or is told again behind a hello). Who still stands still is told afresh."""
     worker = speaker(step, task, message.worker)
     if worker is None:
         return
-    if step.now_ms < worker.behind_ms + RETOLD_MS:
-        step.refuse("explained", f"{message.worker} stood still before epoch {task.epoch}, which it is told just now")
+    if task.plan is not None and message.epoch is not None and message.epoch < task.epoch:
+        step.refuse("explained", f"{message.worker} stood still in epoch {message.epoch}, now {task.epoch}")
         return
     if worker.stalled is None:
         worker.stalled_ms = step.now_ms
