@@ -275,6 +275,80 @@ def test_what_a_drained_node_keeps_is_for_who_cannot_leave_it() -> None:
     assert cluster.placed() == {"saves": 1, "bare": 2, "third": 3}
 
 
+def homes_of(cluster: Cluster, name: str) -> set[str]:
+    return {*cluster.machine.state.allocation.targets[name].values()}
+
+
+def test_who_cannot_leave_stays_where_it_lives_when_where_it_was_to_go_is_drained() -> None:
+    """Found by the swarm (seed 11807): all nodes were drained one after another. Slots of the one it was to go to were
+    kept for it, where nobody starts any more, and it trained on elsewhere beside its target, for ever."""
+    cluster = Cluster(nodes=3)
+    pairs = Layout(pp=2, dp=3, num_micro_batches=6)
+    cluster.run("saves", 4, replicas_min=2, layout=Layout(pp=2, dp=2, num_micro_batches=6), priority=-1)
+    cluster.run("bare", 6, checkpoint_dir="", layout=pairs)
+    (home,) = homes_of(cluster, "bare")
+    first, last = sorted(homes_of(cluster, "saves"))
+    cluster.ask(on.DrainRequested("d", last, True))
+    assert cluster.tasks()["saves"].leaving, "and holds its slots until it has saved"
+    assert homes_of(cluster, "bare") == {home, first}
+    cluster.ask(on.DrainRequested("d", home, True))
+    assert homes_of(cluster, "bare") == {first} and {*cluster.tasks()["bare"].placement.values()} == {home}
+    cluster.ask(on.DrainRequested("d", first, True))
+    allocation, bare = cluster.machine.state.allocation, cluster.tasks()["bare"]
+    assert allocation.targets == {"bare": bare.placement} and {*bare.placement.values()} == {home}
+    assert f"{home} is drained, and who is there cannot leave" in allocation.trigger
+    cluster.say_saved("saves", 7)
+    assert not is_due(cluster.machine.state, facts_of(cluster.machine.state))
+    cluster.ask(on.DrainRequested("d", first, False))
+    bare = cluster.tasks()["bare"]
+    assert homes_of(cluster, "bare") == {*bare.placement.values()} == {first}
+
+
+@pytest.mark.parametrize("how", ["drained", "lost"])
+def test_a_role_that_cannot_go_where_it_was_to_go_any_more_stays(how: str) -> None:
+    cluster = Cluster(nodes=3, slots=1)
+    cluster.run("bare", 2, checkpoint_dir="")
+    home, other = cluster.tasks()["bare"].placement[1], "n2"
+    for node in (home, "n0"):
+        cluster.feed(on.DrainRequested("d", node, True))
+    assert cluster.machine.state.target("bare") == {1: other}, "it is to move, and nobody is there yet"
+    if how == "drained":
+        cluster.feed(on.DrainRequested("d", other, True))
+    else:
+        cluster.disconnected(other)
+        cluster.probed(other, "gone")
+    cluster.bring_up()
+    assert cluster.machine.state.target("bare") == cluster.tasks()["bare"].placement == {1: home}
+
+
+@pytest.mark.parametrize("how", ["drained", "lost"])
+def test_who_cannot_leave_keeps_the_slots_it_lives_on_though_they_were_promised(how: str) -> None:
+    """Its node was drained, and used again before it could go; so another task, of higher priority and older, was given
+    these slots and waited for it to go. Then the node that it was to go to was drained, or lost."""
+    cluster = Cluster(nodes=3)
+    pairs = Layout(pp=2, dp=2, num_micro_batches=6)
+    cluster.run("first", 2, replicas_min=2, priority=5)
+    cluster.ask(on.SuspendRequested("s", "first"))
+    cluster.say_saved("first", 7)
+    cluster.run("saves", 4, replicas_min=2, layout=pairs, priority=-1)
+    cluster.run("bare", 4, checkpoint_dir="", layout=pairs)
+    (home,) = homes_of(cluster, "bare")
+    to, last = sorted(homes_of(cluster, "saves"))
+    for node in (last, home):
+        cluster.ask(on.DrainRequested("d", node, True))
+    cluster.ask(on.ResumeRequested("r", "first"))
+    cluster.ask(on.DrainRequested("d", home, False))
+    assert homes_of(cluster, "bare") == {to} and homes_of(cluster, "first") == {home}
+    if how == "drained":
+        cluster.ask(on.DrainRequested("d", to, True))
+    else:
+        cluster.lose(to)
+    bare = cluster.tasks()["bare"]
+    assert cluster.machine.state.allocation.targets == {"bare": bare.placement}
+    assert {*bare.placement.values()} == {home}
+    assert not is_due(cluster.machine.state, facts_of(cluster.machine.state))
+
+
 def test_a_node_that_comes_back_smaller() -> None:
     cluster = Cluster(nodes=1, slots=4)
     cluster.run("wide", 4, replicas_min=4)

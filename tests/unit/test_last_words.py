@@ -79,7 +79,7 @@ def test_another_thread_is_told_of_and_shown_as_ever(monkeypatch: pytest.MonkeyP
     page = _core.PulsePage(_core.create_pulse_pages(1), 0)
     link = SimpleNamespace(pulse=page, plan=None, worker="w", send=lambda message: sent.append(message))
     session = Session.__new__(Session)
-    session._link, session.rank, session._reported = link, 2, False  # type: ignore[assignment]
+    session._link, session.rank, session._reported, session._pool = link, 2, False, None  # type: ignore[assignment]
     shown: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", shown.append)
     with session.watched_threads():

@@ -42,7 +42,7 @@ def facts_of(state: State) -> Facts:
     wanting = [t for t in state.tasks.values() if not t.is_over and not t.is_held]
     stuck = frozenset(t.name for t in wanting if _is_stuck(state, t))
     for name in sorted(stuck):
-        for node in state.target(name).values():
+        for node in _homes(state, state.tasks[name]).values():
             if state.nodes[node].is_drained and state.nodes[node].phase is not NodePhase.LOST:
                 nodes[node] = nodes.get(node, 0) + 1
     ordered = dict(sorted(nodes.items(), key=lambda item: node_order(item[0])))
@@ -52,15 +52,41 @@ def facts_of(state: State) -> Facts:
 def _is_stuck(state: State, task: TaskState) -> bool:
     if can_leave(task):
         return False
-    layout, target = task.job.layout, state.target(task.name)
+    layout, roles = task.job.layout, _homes(state, task)
     homes = [
-        [state.nodes[target[rank]] for rank in layout.replica_ranks(replica)]
-        for replica in sorted({layout.replica_of(rank) for rank in target})
+        [state.nodes[roles[rank]] for rank in layout.replica_ranks(replica)]
+        for replica in sorted({layout.replica_of(rank) for rank in roles})
     ]
     there = [nodes for nodes in homes if all(node.phase is not NodePhase.LOST for node in nodes)]
     drained = sum(any(node.is_drained for node in nodes) for nodes in there)
     free = len(there) - drained
     return drained > 0 and free * layout.replica_size < least_slots(task, free)
+
+
+def _homes(state: State, task: TaskState) -> dict[Rank, str]:
+    """Where its roles are: its target. But nobody can go to a drained or a lost node any more: what of one that cannot
+    leave was yet to go there is where it lives, when too little is left without."""
+    target, layout = state.target(task.name), task.job.layout
+    if can_leave(task) or all(state.nodes[node].is_usable for node in target.values()):
+        return target
+
+    def replicas(roles: dict[Rank, str]) -> dict[int, dict[Rank, str]]:
+        found: dict[int, dict[Rank, str]] = {}
+        for rank, node in roles.items():
+            found.setdefault(layout.replica_of(rank), {})[rank] = node
+        return found
+
+    def may_stay(rank: Rank, node: str) -> bool:
+        return state.nodes[node].is_usable or task.placement.get(rank) == node
+
+    wanted, lived = replicas(target), replicas(task.placement)
+    homes = {r: roles for r, roles in wanted.items() if all(may_stay(*role) for role in roles.items())}
+    if len(homes) == len(wanted) or len(homes) * layout.replica_size >= least_slots(task, len(homes)):
+        return target
+    for replica, roles in lived.items():
+        if all(state.nodes[node].phase is not NodePhase.LOST for node in roles.values()):
+            homes.setdefault(replica, roles)
+    return {rank: node for replica in sorted(homes) for rank, node in homes[replica].items()}
 
 
 def is_due(state: State, facts: Facts) -> bool:
@@ -129,10 +155,10 @@ def _question(state: State, facts: Facts, without: set[str]) -> Question:
 
 
 def _whole(state: State, facts: Facts, task: TaskState) -> list[int]:
-    """Replicas of its target all of whose nodes are usable, to it."""
-    layout, target = task.job.layout, state.target(task.name)
-    replicas = sorted({layout.replica_of(rank) for rank in target})
-    return [r for r in replicas if all(_keeps(state, facts, task, target[k]) for k in layout.replica_ranks(r))]
+    """Its replicas all of whose nodes are usable, to it."""
+    layout, homes = task.job.layout, _homes(state, task)
+    replicas = sorted({layout.replica_of(rank) for rank in homes})
+    return [r for r in replicas if all(_keeps(state, facts, task, homes[k]) for k in layout.replica_ranks(r))]
 
 
 def _keeps(state: State, facts: Facts, task: TaskState, node: str) -> bool:
@@ -225,14 +251,10 @@ def _cluster(question: Question, there: dict[str, int]) -> Cluster:
     names = {*question.gone, *(task.name for task in question.chosen)}
     widest = max(there.values(), default=1)
     demands = []
-    left = dict(there)
+    held = _holds(question, there)
     for task in (task for task in state.tasks.values() if task.name in names):
         size = task.job.layout.replica_size
-        holds = {n: c for n, c in Counter(_held(question, task)).items() if left.get(n, 0) >= c}
-        if sum(holds.values()) % size:
-            holds = {}
-        for node, count in holds.items():
-            left[node] -= count
+        holds = held[task.name]
         if not holds and task.name in question.gone:
             continue  # there is nothing that it could leave
         whole = sum(holds.values()) // size
@@ -242,13 +264,26 @@ def _cluster(question: Question, there: dict[str, int]) -> Cluster:
     return Cluster(nodes, tuple(demands), 0, False, failures_of(state), transitions_of(state))
 
 
+def _holds(question: Question, there: dict[str, int]) -> dict[str, dict[str, int]]:
+    """Task -> its slots by node. Whoever is admitted first has them, should several count the same ones as theirs."""
+    left, found = dict(there), {}
+    for task in (*question.chosen, *(question.state.tasks[name] for name in question.gone)):
+        holds = {n: c for n, c in Counter(_held(question, task)).items() if left.get(n, 0) >= c}
+        if sum(holds.values()) % task.job.layout.replica_size:
+            holds = {}
+        for node, count in holds.items():
+            left[node] -= count
+        found[task.name] = holds
+    return found
+
+
 def _held(question: Question, task: TaskState) -> list[str]:
     """The node of each of its roles that may stay: those of whole replicas. What a drained node still counts is for who
     cannot leave it."""
     nodes, layout = question.state.nodes, task.job.layout
-    target, is_stuck = question.state.target(task.name), task.name in question.facts.stuck
-    parted = {layout.replica_of(rank) for rank, node in target.items() if nodes[node].is_drained and not is_stuck}
-    return [node for rank, node in target.items() if layout.replica_of(rank) not in parted]
+    homes, is_stuck = _homes(question.state, task), task.name in question.facts.stuck
+    parted = {layout.replica_of(rank) for rank, node in homes.items() if nodes[node].is_drained and not is_stuck}
+    return [node for rank, node in homes.items() if layout.replica_of(rank) not in parted]
 
 
 def _stranger_name(nodes: tuple[Node, ...]) -> str:
@@ -328,8 +363,8 @@ def _targets(question: Question, decision: Decision | None) -> Targets:
 
 
 def _roles(question: Question, task: TaskState, replica: int) -> dict[Rank, str]:
-    target = question.state.target(task.name)
-    return {rank: target[rank] for rank in task.job.layout.replica_ranks(replica)}
+    homes = _homes(question.state, task)
+    return {rank: homes[rank] for rank in task.job.layout.replica_ranks(replica)}
 
 
 def _placed(question: Question, decision: Decision) -> Targets:
@@ -354,9 +389,12 @@ def _first_fit(question: Question, decision: Decision) -> Targets:
     for task in question.chosen:
         survived = _whole(question.state, question.facts, task)
         most = decision.allocation[task.name] // task.job.layout.replica_size
-        kept[task.name] = {k: v for r in survived[:most] for k, v in _roles(question, task, r).items()}
-        for node in kept[task.name].values():
-            free[node] -= 1
+        kept[task.name] = {}
+        for mine in [_roles(question, task, r) for r in survived[:most]]:
+            need = Counter(mine.values())
+            if all(free.get(node, 0) >= count for node, count in need.items()):
+                kept[task.name].update(mine)
+                free.update({node: free[node] - count for node, count in need.items()})
     for task in question.chosen:
         _add(task, kept[task.name], free, decision.allocation[task.name])
     return {name: roles for name, roles in kept.items() if roles}
@@ -410,7 +448,10 @@ def _trigger(state: State, facts: Facts) -> str:
             said.append(f"{name} is {'drained' if node is not None and node.is_drained else 'lost'}")
         elif facts.nodes[name] != slots:
             said.append(f"{name} has {facts.nodes[name]} slots, not {slots}")
-    said += [f"{name} joined" for name in facts.nodes if name not in before.nodes]
+    for name in facts.nodes:
+        if name not in before.nodes:
+            is_drained = state.nodes[name].is_drained
+            said.append(f"{name} is drained, and who is there cannot leave" if is_drained else f"{name} joined")
     for name in before.tasks:
         if name not in facts.tasks:
             task = state.tasks.get(name)
