@@ -1,8 +1,9 @@
 // A libnccl.so.2 without GPUs: an injector of faults for bookkeeping and error paths, nothing more.
 //
 // A communicator is a record; endings take FAKE_NCCL_ENDING_MS (default 0) each, whoever calls, so that a test sees
-// whether they run at once. FAKE_NCCL_ERROR=n makes every communicator report NCCL error n. FAKE_NCCL_OLD leaves out
-// what older versions lack: built as a second library with -DFAKE_NCCL_OLD.
+// whether they run at once, and longer while the file FAKE_NCCL_HELD_BY is there. FAKE_NCCL_ERROR=n makes every
+// communicator report NCCL error n. FAKE_NCCL_OLD leaves out what older versions lack: built as a second library with
+// -DFAKE_NCCL_OLD.
 #include <unistd.h>
 
 #include <atomic>
@@ -27,7 +28,11 @@ int milliseconds() {
   return text != nullptr ? std::atoi(text) : 0;
 }
 
-void take_time() { ::usleep(static_cast<useconds_t>(milliseconds()) * 1000); }
+void take_time() {
+  ::usleep(static_cast<useconds_t>(milliseconds()) * 1000);
+  const char* held_by = std::getenv("FAKE_NCCL_HELD_BY");
+  while (held_by != nullptr && ::access(held_by, F_OK) == 0) ::usleep(1000);
+}
 
 // As NCCL does it: the handle comes later, from another thread, while the old communicator is in progress.
 NcclResult make_later(NcclComm parent, NcclComm* made, int num_ranks, int rank) {

@@ -197,11 +197,11 @@ def test_two_jobs_lend_their_nodes_to_a_coordinator_outside(cluster: Slurm, tmp_
         agent = ["--slots", "1", "--understudies", "0", "--import", "unicron._core", "--metrics", ""]
         lend = ["sbatch", "--nodes=2", f"--output={tmp_path}/%j.out", str(BATCH), *agent]
         first = cluster.call(*lend).split()[-1]
-        eventually(lambda: [n["phase"] for n in outside.ask("nodes")] == ["up"] * 2, 60)
+        eventually(lambda: [(n["phase"], n["why"]) for n in outside.ask("nodes")] == [("up", "")] * 2, 60)
         task = outside.submit(plain_job("lent", tmp_path / "logs", iterations=1_000_000))
         eventually(lambda: {w.node for w in outside.workers(task)} == {"n0", "n1"}, 60)
         cluster.call(*lend)
-        eventually(lambda: [n["phase"] for n in outside.ask("nodes")] == ["up"] * 4, 60)
+        eventually(lambda: [(n["phase"], n["why"]) for n in outside.ask("nodes")] == [("up", "")] * 4, 60)
         cluster.call("scancel", "--batch", "--signal=USR1", first)
         eventually(lambda: {w.node for w in outside.workers(task)} == {"n2", "n3"}, 60)
         eventually(lambda: {i["outcome"] for i in outside.incidents(task)} == {"healed"}, 60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -51,7 +53,9 @@ PREPARE = """
 """
 
 
-def test_a_plan_ends_groups_and_who_used_them_finds_out() -> None:
+def test_a_plan_ends_groups_and_who_used_them_finds_out(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.touch()
     run(
         PREPARE
         + """
@@ -67,7 +71,8 @@ def test_a_plan_ends_groups_and_who_used_them_finds_out() -> None:
     for number in (1, 2):
         groups.retire(number)
     groups.release()
-    assert not Backend.aborted  # in the background, after NCCL's own ending, two seconds after it began
+    assert not Backend.aborted  # in the background, after NCCL's own ending
+    os.unlink(os.environ["FAKE_NCCL_HELD_BY"])
     begun = time.monotonic()
     while len(Backend.aborted) < 2 and time.monotonic() - begun < 30:
         time.sleep(0.01)
@@ -76,7 +81,7 @@ def test_a_plan_ends_groups_and_who_used_them_finds_out() -> None:
     assert len(Backend.aborted) == 3
     os._exit(0)
 """,
-        FAKE_NCCL_ENDING_MS="2000",
+        FAKE_NCCL_HELD_BY=str(held),
     )
 
 
