@@ -18,7 +18,7 @@ Rank = int
 
 
 class Severity(enum.StrEnum):
-    """How bad a failure is (PAPERS: Unicron, table of error severities; FATAL and INFO are ours)."""
+    """How bad a failure is (Unicron, table of error severities; FATAL and INFO are ours)."""
 
     SEV1 = "SEV1"  # node or hardware is bad: isolate, reconfigure
     SEV2 = "SEV2"  # restart the process

@@ -1,4 +1,4 @@
-"""What the cluster earned and what failures cost: WAF over time, ETTR, C_recovery (PAPERS: Unicron, cost model).
+"""What the cluster earned and what failures cost: WAF over time, ETTR, C_recovery (Unicron, cost model).
 
 A task's time is divided into kinds; every change of kind, width or WAF is a journal entry, and the sums are made where
 entries are applied, so they survive a restart; the time a coordinator was away counts as what it last knew. Times are

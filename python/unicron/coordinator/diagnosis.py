@@ -1,6 +1,6 @@
 """What a symptom says: severity, signature, and who of many stalled ranks is the root. Pure functions of facts.
 
-Silence is "unknown", never "gone"; the loudest echo is not the root; a kill needs positive evidence (DESIGN 8). The
+Silence is "unknown", never "gone"; the loudest echo is not the root; a kill needs positive evidence. The
 same signature at the same (iteration, micro-batch) in a second incarnation of a rank is FATAL: the code or the data
 is wrong, and no node is blamed. A plain SIGKILL says nothing about the code, so it never is a signature.
 """

@@ -1,4 +1,4 @@
-"""May a node be used? What its checks say, what its kernel says, and how often it was lost (DESIGN 8, SEV1).
+"""May a node be used? What its checks say, what its kernel says, and how often it was lost.
 
 A node whose agent looks at its hardware is used once that look ended and found nothing bad; `unknown` is no evidence.
 It looks again a moment after every incident on it. What is unfit is emptied like a drained node, and comes back by

@@ -13,6 +13,7 @@ from unicron.coordinator.lifecycle import stop_task
 from unicron.coordinator.state import Purpose, TaskState, WorkerState, node_order
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import WorkerPhase
+from unicron.diagnosis.counts import moment_of
 from unicron.messages import (
     EndWorker,
     StartWorkers,
@@ -310,8 +311,8 @@ def maybe_fatal(step: Step, task: TaskState, incident: Incident, lost: WorkerLos
         if earlier is None:
             return
         reason = (
-            f"{incident.signature} a second time at iteration {incident.iteration}, micro-batch "
-            f"{incident.micro_batch}, in another incarnation of rank {incident.rank}"
+            f"{incident.signature} a second time at {moment_of(incident.iteration, incident.micro_batch)}, "
+            f"in another incarnation of rank {incident.rank}"
         )
     step.change_incident(incident, reason, severity=Severity.FATAL, node="")
     log = f"; log: {incident.log}" if incident.log else ""

@@ -73,6 +73,13 @@ def count(incident: Seen, recent: Iterable[Seen], num_nodes: int, limits: CountL
     )
 
 
+def moment_of(iteration: int, micro_batch: int) -> str:
+    """When in its training a worker failed, in words; micro-batch -1 is none: before the first, or between two."""
+    return f"iteration {iteration}, " + (
+        f"micro-batch {micro_batch}" if micro_batch >= 0 else "outside any micro-batch"
+    )
+
+
 def _same_place(incident: Seen, others: list[Seen], limits: CountLimits) -> Counted | None:
     if not incident.signature or incident.iteration < 0 or incident.severity is Severity.SEV1:
         return None
@@ -85,7 +92,7 @@ def _same_place(incident: Seen, others: list[Seen], limits: CountLimits) -> Coun
     times = len(again) + 1
     if times < limits.place_max:
         return None
-    where = f"iteration {incident.iteration}, micro-batch {incident.micro_batch}"
+    where = moment_of(incident.iteration, incident.micro_batch)
     reason = f"{times} times the same at {where}, in different incarnations: code or data, not the node"
     return Counted(Severity.FATAL, Scope.JOB, reason, times)
 

@@ -1,7 +1,7 @@
 """Who keeps a copy of whose shard of the optimizer's state: the same rank of another replica, on another node. Pure.
 
 A sharded optimizer has every shard once. With buddies each rank sends its own, after every step, to its holder and
-keeps that of its ward: one lost node then takes no shard with it (PAPERS: Gemini; DESIGN 5.4).
+keeps that of its ward: one lost node then takes no shard with it (Gemini, in-memory checkpoints).
 
 Copies that are made beside the training, every few iterations, are older than what the others have. Each rank then
 keeps its own shard as it sent it, too, and when one is lost everybody goes back to the newest iteration of which all

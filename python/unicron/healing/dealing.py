@@ -1,4 +1,4 @@
-"""Who computes which micro-batch: global numbers 0..M-1 over replicas (DESIGN 5).
+"""Who computes which micro-batch: global numbers 0..M-1 over replicas.
 
 In an undisturbed iteration each replica takes a contiguous run, in order of replica index. When a replica is lost in
 mid-iteration its micro-batches are dealt round-robin over the others, which keep their own sums.

@@ -2,7 +2,7 @@
 //
 // "Begun" is counted by the host when it enqueues one, "ended" is written by the GPU itself in the order of its stream:
 // no thread waits, and the numbers are right while the host is stuck. Compared across ranks they name who did not come:
-// the rank whose "begun" is behind the others' (shared/GPU.md: NCCL itself does not report a dead peer).
+// the rank whose "begun" is behind the others' (NCCL itself does not report a dead peer).
 #pragma once
 
 #include <atomic>

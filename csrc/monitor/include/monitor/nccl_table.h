@@ -1,7 +1,7 @@
 // Which NCCL communicators belong to which process group, so that a plan's arrival can end the collectives that would
 // hang: what group_table.h does for gloo's sockets.
 //
-// NCCL does not report a dead peer (shared/GPU.md), and one abort after another takes half a second each. So a plan's
+// NCCL does not report a dead peer, and one abort after another takes half a second each. So a plan's
 // arrival ends all affected communicators at once, one native thread each: the hung stream is free in milliseconds, the
 // rest of the teardown goes on in the background. Whose communicator it is decides how:
 //   torch's   is revoked: its kernels stop, its memory stays torch's, whose group is destroyed later

@@ -2,7 +2,7 @@
 //
 // One 4096-byte page of a memfd per slot. It starts with a robust, process-shared mutex that a native thread of the
 // worker holds for life: the kernel marks its word when that thread dies, before it tears the address space down, so
-// the word is the first sign of death whatever the size of the process (shared/GPU.md). The other fields are atomics on
+// the word is the first sign of death whatever the size of the process. The other fields are atomics on
 // cache lines of their own, by writer. Rejected: heartbeats over a socket, which cost a system call each and are late
 // exactly when the machine is loaded.
 #pragma once
