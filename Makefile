@@ -8,6 +8,7 @@
 #   make healthy      a million simulated iterations that must raise no alarm
 #   make soak         an hour of real training on a loaded machine that must raise none (SOAK_MINUTES=60)
 #   make swarm        20,000 seeds, resumable, into bench/results/swarm.json (MINUTES=... ends it earlier)
+#   make upgrade      one version to the next, node by node, under training (FROM=v0.1.0, MEASURED=3)
 #   make bench        measurements, 20 minutes         make bench-check  and what became slower since they were kept
 #   make test-latest  Python 3.12, newest megatron-core (6 GB)
 #   make clean        remove what these made
@@ -35,7 +36,7 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell fin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check matrix sim swarm leaders fuzz healthy soak bench bench-check test-latest clean
+.PHONY: help setup demo test check matrix sim swarm leaders fuzz healthy soak upgrade bench bench-check test-latest clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
@@ -119,6 +120,17 @@ fuzz: setup
 # Every failure point at every layout; what passed is kept and not run again.
 matrix: setup
 	$(BIN)/python -m unicron.demo.matrix --into results/matrix.jsonl --folder results/matrix
+
+# FROM: a tag or a commit; that version's core is built once.
+FROM ?= v0.1.0
+MEASURED ?= 3
+OLDER = build/upgrade/$(FROM)
+$(OLDER)/python: | setup
+	mkdir -p $(OLDER) && git archive $(FROM) | tar x -C $(OLDER)
+	cd $(OLDER) && UNICRON_CUDA=OFF $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace || { rm -r python; exit 1; }
+
+upgrade: setup $(OLDER)/python
+	$(BIN)/python bench/bench_upgrade.py --from $(OLDER)/python --runs $(MEASURED)
 
 healthy: setup
 	$(BIN)/python bench/bench_detection.py --only none --healthy 1000000

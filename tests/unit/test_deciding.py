@@ -349,6 +349,33 @@ def test_who_cannot_leave_keeps_the_slots_it_lives_on_though_they_were_promised(
     assert not is_due(cluster.machine.state, facts_of(cluster.machine.state))
 
 
+@pytest.mark.parametrize("tables", [True, False], ids=["by the tables", "direct"])
+def test_what_is_left_of_a_narrowed_task_is_counted_where_it_lives(tables: bool) -> None:
+    """Found by the swarm (seed 2153): a task was to give up what it had on one node, for another task; before it could,
+    the node that it was to keep was lost. Both then counted the same slots as theirs: 6 roles on 4 slots."""
+    cluster = Cluster(nodes=3, slots=4)
+    pairs = Layout(pp=2, dp=3, num_micro_batches=6)
+    cluster.run("one", 1, throughput={1: 1.0e12})
+    cluster.run("thin", 3, throughput={1: 1.0e12, 2: 2.0e12, 3: 3.0e12})
+    cluster.run("narrowed", 6, checkpoint_dir="", layout=pairs, throughput={2: 1.4e12, 4: 1.5e12, 6: 2.1e12})
+    narrowed = cluster.tasks()["narrowed"]
+    assert Counter(narrowed.placement.values()) == {"n1": 4, "n2": 2}
+    cluster.say_lost(
+        narrowed, next(w.name for w in narrowed.workers.values() if w.node == "n2")
+    )  # healing: it cannot narrow yet
+    layout = Layout(pp=2, dp=2, num_micro_batches=6)
+    late = Job("late", ("train.py",), layout, throughput={4: 9.0e12}, replicas_min=2, measured=False)
+    cluster.feed(on.TaskSubmitted("r", late))
+    assert cluster.widths()["narrowed"] == 4 and homes_of(cluster, "late") == {"n2"}
+    if tables:
+        cluster.fire("tables/cluster")
+    cluster.disconnected("n1")
+    cluster.probed("n1", "gone")
+    targets = cluster.machine.state.allocation.targets
+    assert max(Counter(n for roles in targets.values() for n in roles.values()).values()) <= 4
+    assert {*targets["narrowed"].values()} == {"n2"} and Counter(targets["late"].values()) == {"n0": 2, "n2": 2}
+
+
 def test_a_node_that_comes_back_smaller() -> None:
     cluster = Cluster(nodes=1, slots=4)
     cluster.run("wide", 4, replicas_min=4)

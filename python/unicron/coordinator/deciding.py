@@ -118,7 +118,7 @@ def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Plann
         question = _question(state, facts, without)
         planned, decision, from_table, words = _ask(question)
         layouts = _layouts(question, decision)
-        targets = _targets(question, _at_home(question, decision, layouts))
+        targets = _targets(question, _at_home(question, decision, layouts), planned)
         homeless = _homeless(question, targets)
         if not homeless:
             break
@@ -204,6 +204,8 @@ def _in_table(question: Question) -> Asked | None:
         return None
     if {task.name for task in planner.cluster.tasks} != {task.name for task in question.chosen} | {*question.gone}:
         return None
+    if any(_homes(question.state, task) != question.state.target(task.name) for task in question.chosen):
+        return None  # the tables count it where it was to go, and it stays where it lives
     renamed = None
     if question.gone:
         event = f"finish:{question.gone[0]}"
@@ -350,10 +352,10 @@ def _at_home(question: Question, decision: Decision | None, layouts: dict[str, L
     return msgspec.structs.replace(decision, allocation={**decision.allocation, **there}, moves=moves)
 
 
-def _targets(question: Question, decision: Decision | None) -> Targets:
+def _targets(question: Question, decision: Decision | None, planned: Planned) -> Targets:
     if decision is None:
         return {}
-    targets = _placed(question, decision)
+    targets = _placed(question, decision, planned)
     for task in question.chosen:
         survived = _whole(question.state, question.facts, task)
         kept = {r for r in survived if targets.get(task.name, {}).items() >= _roles(question, task, r).items()}
@@ -367,9 +369,10 @@ def _roles(question: Question, task: TaskState, replica: int) -> dict[Rank, str]
     return {rank: homes[rank] for rank in task.job.layout.replica_ranks(replica)}
 
 
-def _placed(question: Question, decision: Decision) -> Targets:
-    """Where the planner puts them: what they hold, and its moves."""
-    want = {task.name: Counter(_held(question, task)) for task in question.chosen}
+def _placed(question: Question, decision: Decision, planned: Planned) -> Targets:
+    """Where the planner puts them: what it was told that they hold, and its moves."""
+    held = {task.name: task.holds for task in planned.cluster.tasks}
+    want = {task.name: Counter(held.get(task.name, {})) for task in question.chosen}
     for move in decision.moves:
         if move.task in want:
             want[move.task][move.node] += move.change

@@ -45,7 +45,7 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
     digest: int  # of all that follows
     gathered: bool
     commit: CommitResult | None
-    branch: int
+    branch: int = 0  # a leaver of 0.1 does not say it
 
 
 class Preparation:
