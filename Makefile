@@ -127,7 +127,8 @@ MEASURED ?= 3
 OLDER = build/upgrade/$(FROM)
 $(OLDER)/python: | setup
 	mkdir -p $(OLDER) && git archive $(FROM) | tar x -C $(OLDER)
-	cd $(OLDER) && UNICRON_CUDA=OFF $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace || { rm -r python; exit 1; }
+	cd $(OLDER) && UNICRON_CUDA=OFF $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace || \
+	  { rm -r python; exit 1; }
 
 upgrade: setup $(OLDER)/python
 	$(BIN)/python bench/bench_upgrade.py --from $(OLDER)/python --runs $(MEASURED)

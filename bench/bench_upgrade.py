@@ -3,8 +3,8 @@
 Both versions' daemons are started by their own commands, as an operator does. A task of two replicas trains; one node
 is free. The coordinator is ended and that of the next version begins on its journal; then, node by node, the free one
 first: drained, its agent ended and begun anew with the next version, used again. The task's roles move each time, so
-in the end all of it runs the next version. `step` is the longest time from commit to commit during that step, less the
-median one. Losses must be those of a run without an upgrade, bit for bit; no iteration may be lost or run twice.
+in the end all of it runs the next version. `pause` is the longest time from commit to commit during that step, less the
+median one before the first. Losses must be those of a run without an upgrade, bit for bit; no iteration may be lost or run twice.
 
     make upgrade FROM=v0.1.0          (builds that version into build/upgrade, and calls this)
     python bench/bench_upgrade.py --from build/upgrade/v0.1.0/python --json
@@ -148,7 +148,7 @@ class Upgraded(Run):
 
     def pauses_ms(self) -> dict[str, float]:
         times = self.iteration_ms()
-        usual = statistics.median(times.values())
+        usual = statistics.median(ms for i, ms in times.items() if self.steps[0][0] < i <= self.steps[1][0])
         found = {}
         for (begin, what), (end, _) in zip(self.steps, self.steps[1:], strict=False):
             found[what] = max(ms for i, ms in times.items() if begin < i <= end) - usual
