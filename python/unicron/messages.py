@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from unicron.types import Budgets, Cpu, EpochPlan, Layout, Rank, Stage
+from unicron.types import Budgets, Cpu, EpochPlan, Layout, Network, Rank, Stage, Transfer
 
 PROTOCOL_VERSION = 2
 MESSAGE_BYTES_MAX = 4 << 20
@@ -117,6 +117,7 @@ class Healed(_Message, frozen=True):
     state_source: str
     iterations_lost: int
     phases_ms: dict[str, float]  # seconds by phase of recovery: await_plan, regroup_inside, compute, regroup_cross...
+    transfers: tuple[Transfer, ...] = ()  # of state, that this rank measured
 
 
 class Saved(_Message, frozen=True):
@@ -265,6 +266,8 @@ class AgentHello(_Message, frozen=True):
     clock: str = ""  # whose monotonic clock this agent reads; equal on one machine
     beat_port: int = 0  # UDP, on the host of its store; 0: it does not beat
     checks: bool = False  # it looks at its hardware before its node is used, and when it is told to
+    control_network: Network | None = None  # of its store and its line to the coordinator
+    state_network: Network | None = None  # of its workers' process groups
 
 
 class PaceSample(_Message, frozen=True):

@@ -164,6 +164,26 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     save_ms: float = 1_800_000.0
 
 
+class Network(msgspec.Struct, frozen=True):
+    """The interface that a node uses for one purpose, and why that one."""
+
+    interface: str  # "": the address is on none that is known
+    address: str
+    why: str
+    rated_mbit: int = 0  # Mbit/s; 0: the kernel does not know it
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """State that went from one process to another, as one of them measured it."""
+
+    rank: Rank  # of the role that got it
+    source: str  # node
+    target: str
+    nbytes: int
+    ms: float
+    interface: str = ""  # on the node that measured
+
+
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who holds a role in an epoch."""
 

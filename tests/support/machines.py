@@ -38,7 +38,7 @@ from unicron.messages import (
     WorkerStopped,
     WorkerUp,
 )
-from unicron.types import Budgets, EpochPlan, Layout, Stage
+from unicron.types import Budgets, EpochPlan, Layout, Stage, Transfer
 
 TASK = "t"
 
@@ -170,11 +170,18 @@ class Coordinator:
         )
         self.says(body)
 
-    def healed(self, name: str, epoch: int | None = None, recomputed: tuple[tuple[int, int], ...] = ()) -> None:
+    def healed(
+        self,
+        name: str,
+        epoch: int | None = None,
+        recomputed: tuple[tuple[int, int], ...] = (),
+        transfers: tuple[Transfer, ...] = (),
+    ) -> None:
         epoch = self.task.epoch if epoch is None else epoch
         body = Healed(
-            name, self.rank_of(name), epoch, 6, 5, 300.0, 100.0, 3_000_000, recomputed, 1.0, 1, 1, "own_arena", 0, {}
-        )
+            name, self.rank_of(name), epoch, 6, 5, 300.0, 100.0, 3_000_000, recomputed, 1.0, 1, 1, "own_arena", 0, {},
+            transfers,
+        )  # fmt: skip
         self.says(body)
 
     def all_healed(self) -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from unicron.runtime import probe
-from unicron.runtime.probe import Probes, own_address_towards
+from unicron.runtime.probe import Probes
 
 
 def test_a_node_is_asked_once_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,3 @@ def test_a_port_that_nobody_has_is_evidence() -> None:
         found += probes.finished(set(probes.fds))
     assert found == [("n0", "gone")]
     probes.close()
-
-
-def test_own_address() -> None:
-    assert own_address_towards("tcp://127.0.0.1:7070") == "127.0.0.1"

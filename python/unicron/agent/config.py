@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from unicron.types import Network
+
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str
@@ -40,3 +42,5 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arenas_max: int = 512
     beat_port: int = 0  # UDP, where others' beats are heard; 0: none
     checks: bool = False  # of its hardware
+    control_network: Network | None = None
+    state_network: Network | None = None

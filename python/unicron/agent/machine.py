@@ -161,6 +161,8 @@ class AgentMachine:
             clock=config.clock,
             beat_port=config.beat_port,
             checks=config.checks,
+            control_network=config.control_network,
+            state_network=config.state_network,
         )
         step.actions.append(SendCoordinator(hello, "connected"))
         if state.checked is not None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from unicron.cli.common import Keys, Problem
+from unicron.cli.common import Interface, Keys, Problem, StateInterface
 
 
 def main(
@@ -18,8 +18,10 @@ def main(
     understudies: Annotated[int, typer.Option(min=0, help="Warm processes beside them.")] = 1,
     node: Annotated[str, typer.Option(help="Name of the node; default Slurm's, else the host's.")] = "",
     host: Annotated[
-        str, typer.Option(help="Address under which others reach it; auto: the one that leads to the coordinator.")
-    ] = "127.0.0.1",
+        str, typer.Option(help="Another word for --interface, of an address or a host's name; auto: the route's.")
+    ] = "auto",
+    interface: Interface = "",
+    state_interface: StateInterface = "",
     keys: Keys = "",
     run_dir: Annotated[Path, typer.Option(help="For its sockets; default by uid.")] = Path(""),
     incarnation: Annotated[
@@ -38,7 +40,7 @@ def main(
 ) -> int:
     """A node's supervisor: starts workers, sees them die, keeps their state. Ends with them.
 
-    Example: unicron agent --coordinator 10.0.0.1:7070 --slots 8 --host 10.0.0.2 --keys keys
+    Example: unicron agent --coordinator 10.0.0.1:7070 --slots 8 --interface eth0 --keys keys
     """
     if "SLURM_STEP_ID" in os.environ:  # Slurm sends a job's notice to all its steps, unless that says B:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # and no worker shall die of it
@@ -46,8 +48,7 @@ def main(
     from unicron.runtime import logs
     from unicron.runtime.agent_daemon import run_with_template
     from unicron.runtime.agent_process import AgentSettings
-    from unicron.runtime.coordinator_link import endpoints_of
-    from unicron.runtime.probe import own_address_towards
+    from unicron.runtime.networks import numeric
     from unicron.runtime.slurm import node_name
 
     logs.set_up(verbose=verbose)
@@ -62,7 +63,8 @@ def main(
         slots=slots,
         understudies=understudies,
         run_dir=str(directory),
-        host=own_address_towards(endpoints_of(coordinator)[0]) if host == "auto" else host,
+        interface=interface or ("" if host == "auto" else numeric(host)),
+        state_interface=state_interface,
         metrics=metrics,
         checks=checks,
         incarnation=incarnation,

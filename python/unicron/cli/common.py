@@ -29,6 +29,19 @@ KNOWN_PROBLEMS = (
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Coordinator = Annotated[str, typer.Option(help="host:port; default UNICRON_COORDINATOR, else the local one.")]
+Interface = Annotated[
+    str,
+    typer.Option(
+        help="Of control: name, address or CIDR; default UNICRON_INTERFACE, else the route to the coordinator.",
+        show_default=False,
+    ),
+]
+StateInterface = Annotated[
+    str,
+    typer.Option(
+        help="Of the workers' process groups; default UNICRON_STATE_INTERFACE, else control's.", show_default=False
+    ),
+]
 Keys = Annotated[str, typer.Option(help="Key directory; default UNICRON_KEYS, else ./keys.")]
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from unicron.cli.common import FAILURE, Json, print_json, print_table
+from unicron.cli.common import FAILURE, Coordinator, Interface, Json, StateInterface, print_json, print_table
 
 
-def main(json: Json = False) -> int:
+def main(
+    coordinator: Coordinator = "", interface: Interface = "", state_interface: StateInterface = "", json: Json = False
+) -> int:
     """Is this machine fit, and how fast would a death be seen here. Exit code 1 when it is not.
 
     Example: unicron doctor
+
+    Example: unicron doctor --coordinator 10.0.0.1:7070 --state-interface ib0
     """
     from unicron.runtime.doctor import examine
 
-    findings = examine()
+    findings = examine(coordinator, interface, state_interface)
     fit = all(f.state != "bad" for f in findings)
     if json:
         print_json({"fit": fit, "findings": [vars(f) for f in findings]})

@@ -25,7 +25,7 @@ COLUMNS = (
     "cause",
 )
 # Beside the fields with a line of their own; cost has the total.
-APART = ("timeline", "text", "cost_gpu_s", "phases_ms")
+APART = ("timeline", "text", "cost_gpu_s", "phases_ms", "transfers")
 TOLD_AT_ZERO = ("lost_ms", "iterations_lost", "micro_batches_recomputed")
 SINCE_THE_FAULT = {
     "detect_ms": "-  (when it happened is not known, times count from when it was seen)",
@@ -118,6 +118,8 @@ def show(incident: dict[str, Any]) -> None:
             print(f"{name.replace('_', ' '):>{WIDTH}}  {_words(name, value)}")
     if incident["text"]:
         print(f"{'text':>{WIDTH}}  {incident['text']}")
+    for number, transfer in enumerate(incident.get("transfers", ())):
+        print(f"{'' if number else 'state came':>{WIDTH}}  {transfer['words']}")
     phases = incident["phases_ms"]
     if phases:
         print("recovery, step by step (each on the rank that took longest; some wait for others):")

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from unicron.cli.common import Coordinator, Json, Keys, print_json, print_table
 
-COLUMNS = ("node", "phase", "why", "slots", "used", "tasks", "understudies", "workers", "incarnation", "store")
+COLUMNS = (
+    "node",
+    "phase",
+    "why",
+    "slots",
+    "used",
+    "tasks",
+    "understudies",
+    "workers",
+    "incarnation",
+    "store",
+    "network",
+)
 
 
 def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False) -> None:
@@ -19,5 +33,20 @@ def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False) -> 
     if json:
         print_json({"nodes": nodes})
     else:
-        rows = ({**n, "tasks": [f"{task}:{count}" for task, count in n["tasks"].items()]} for n in nodes)
-        print_table(rows, COLUMNS, "no agent has said hello yet")
+        print_table(map(row_of, nodes), COLUMNS, "no agent has said hello yet")
+
+
+def row_of(node: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **node,
+        "tasks": [f"{task}:{count}" for task, count in node["tasks"].items()],
+        "network": network_words(node.get("control_network"), node.get("state_network")),
+    }
+
+
+def network_words(control: dict[str, Any] | None, state: dict[str, Any] | None) -> str:
+    """One name where both go the same way."""
+    if control is None or state is None:
+        return "-"  # its agent is older than the choice
+    name, other = (each["interface"] or each["address"] for each in (control, state))
+    return name if name == other else f"{name}, state {other}"

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from unicron.cli.common import Json, Problem, buddies_of
+from unicron.cli.common import Interface, Json, Problem, StateInterface, buddies_of
 from unicron.types import Layout
 
 AGENTS = "As if so many nodes; default 1. In a Slurm allocation: those that train, the rest stands by; default all."
@@ -64,6 +64,8 @@ def main(
     drain_bad_nodes: Annotated[bool, typer.Option(help="In Slurm: drain nodes that failed.")] = False,
     save_before: Annotated[float, typer.Option(help="In Slurm: save and leave so many seconds before the end.")] = 60.0,
     requeue: Annotated[bool, typer.Option("--requeue", help="In Slurm: queue the job again then.")] = False,
+    interface: Interface = "",
+    state_interface: StateInterface = "",
     quiet: Annotated[bool, typer.Option(help="Do not show what the workers write.")] = False,
     json: Json = False,
 ) -> int:
@@ -101,7 +103,7 @@ def main(
         restart_max=max_restarts,
         observe_only=observe_only,
     )
-    run = Run(job, agents, slots, imports if is_managed else "", quiet=quiet, json=json)
+    run = Run(job, agents, slots, imports if is_managed else "", quiet, json, (interface, state_interface))
     return run.in_allocation(allocation, InSlurm(drain_bad_nodes, save_before, requeue)) if allocation else run.here()
 
 

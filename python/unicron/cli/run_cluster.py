@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ HINT = (
 )
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTICE = signal.SIGUSR1
+LOOPBACK = "127.0.0.1"
 Cluster = TypeVar("Cluster", bound=LocalCluster)
 
 
@@ -42,6 +44,7 @@ class Run:
     imports: str
     quiet: bool
     json: bool
+    networks: tuple[str, str] = ("", "")  # --interface, --state-interface
     _notice: list[str] = field(default_factory=list)
     _left: bool = False  # it saved on a notice; a script may end with 75 for its own reasons
 
@@ -56,6 +59,8 @@ class Run:
                 imports=self.imports,
                 log_dir=logs / ".unicron",
                 owner=f"unicron run {self.job.name}",
+                address=own_address(self.networks[0]),
+                networks=self.networks,
             ),
             lambda cluster, view: view.watch(),
         )
@@ -67,7 +72,7 @@ class Run:
         def new() -> SlurmCluster:
             return SlurmCluster(
                 allocation, self.slots, self.job.understudies, needed=self.agents, state=state, imports=self.imports,
-                log_dir=state / "daemons",
+                log_dir=state / "daemons", networks=self.networks,
             )  # fmt: skip
 
         def watch(cluster: SlurmCluster, view: RunView) -> Watch:
@@ -132,6 +137,15 @@ class Run:
         else:
             view.summary(result)
         return result.exit_code
+
+
+def own_address(interface: str) -> str:
+    """Where the coordinator of this machine listens: on loopback, unless another interface is wanted."""
+    from unicron.runtime.networks import INTERFACE, choose_networks
+
+    if not (interface or os.environ.get(INTERFACE)):
+        return LOOPBACK
+    return choose_networks((f"tcp://{LOOPBACK}:1",), interface, "", os.environ).control.address
 
 
 def drain(node: str, reason: str, drains: bool) -> str:

@@ -55,6 +55,9 @@ class RunView:
         cost = f", {incident['lost_ms']:.0f} ms lost" if incident["lost_ms"] else ""
         cause = f": {incident['cause']}" if incident["cause"] else ""
         self.say(f"{what} {incident['outcome']}{cost}{cause}")
+        for transfer in incident["transfers"]:
+            if transfer["slow"]:
+                self.say(f"warning: state came slowly: {transfer['words']}")
 
     def _logs(self) -> list[Path]:
         return sorted(self._log_dir.rglob("std*.log")) if self._log_dir.is_dir() else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unicron.coordinator.accounting import note_transition
+from unicron.coordinator.bandwidth import judged_all, slow_words
 from unicron.coordinator.journal import CheckpointSaved, HealingClosed
 from unicron.coordinator.leaving import is_last_word
 from unicron.coordinator.starting import wait_for_slots
@@ -73,7 +74,9 @@ def settle_leaving(step: Step, task: TaskState) -> bool:
 def close_healing(step: Step, task: TaskState, reason: str) -> None:
     """HEALING is over: every incident that the present epoch answers gets what the members measured."""
     step.cancel_timer("heal", task.name, reason)
-    accounts = _accounts(task)
+    accounts = _accounts(step, task)
+    slow = slow_words(accounts.get("transfers", ()))
+    closing = f"{reason}; {slow}" if slow else reason
     lost = accounts.pop("iterations_lost", 0)
     for incident in step.state.open_incidents(task.name):
         if not incident.epoch:
@@ -82,7 +85,7 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
         missing = max(incident.slots - len(task.placement), 0) if resized else 0
         step.change_incident(
             incident,
-            reason,
+            closing,
             outcome=Outcome.RESIZED if resized else Outcome.HEALED,
             missing_slots=missing,
             resume_ms=(incident.detect_ms or 0.0) + step.now_ms - incident.opened_ms,
@@ -105,7 +108,7 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
     step.set_timer("understudy", task.name, delay_ms, "understudies are replaced after the healing")
 
 
-def _accounts(task: TaskState) -> dict[str, Any]:
+def _accounts(step: Step, task: TaskState) -> dict[str, Any]:
     if not task.healed:
         return {}
     healed = task.healed.values()
@@ -116,6 +119,7 @@ def _accounts(task: TaskState) -> dict[str, Any]:
     return {
         "lost_ms": max(h.iteration_ms - h.median_ms for h in healed),
         "state_source": max(known, key=_FARTHEST.index, default=StateSource.NONE_NEEDED),
+        "transfers": judged_all((each for h in healed for each in h.transfers), step.state.nodes, step.config),
         "iterations_lost": max(h.iterations_lost for h in healed),
         "micro_batches_recomputed": len(pairs),
         # every member of a group counts it, so the sum would count groups several times

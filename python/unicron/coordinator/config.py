@@ -47,6 +47,11 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     move_ms_max: float = 120_000.0  # from the announcement of a move until every joiner has its state
     layout_ms_max: float = 400_000.0  # from the request for another layout until everybody has it
     tables_delay_ms: float = 100.0  # after a decision, before the next one's plans are made
+    # state that comes over a network while a task heals: when that is told as slow
+    transfer_bytes_min: int = 16 << 20  # below, nothing is judged
+    transfer_share_min: float = 0.25  # of the rated speed of its interface
+    transfer_mb_s_enough: float = 500.0  # what is faster is not slow: one connection does not fill a large card
+    transfer_mb_s_min: float = 50.0  # where the rated speed is not known
     # queues
     plans_kept_max: int = 64  # per task: what explains a late report
     incidents_kept_max: int = 1_000

@@ -11,6 +11,24 @@ import msgspec
 from unicron.types import Method, Outcome, PlanKind, Rank, Severity, Stage, StateSource
 
 
+class StateTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """State that came from another process, as measured, and as judged by coordinator/bandwidth.py."""
+
+    rank: Rank  # of the role that got it
+    source: str  # node
+    target: str
+    interface: str
+    nbytes: int
+    ms: float
+    is_local: bool = False  # it stayed on one machine: no network is to blame
+    rated_mb_s: float = 0.0  # of the slower end's interface; 0: not known
+    slow: str = ""  # why it counts as slow
+
+    @property
+    def mb_s(self) -> float:
+        return self.nbytes / 1000 / self.ms
+
+
 class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     task: str
@@ -37,6 +55,7 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resume_ms: float | None = None
     lost_ms: float = 0.0
     state_source: StateSource = StateSource.NONE_NEEDED
+    transfers: tuple[StateTransfer, ...] = ()  # of state between processes
     iterations_lost: int = 0
     micro_batches_recomputed: int = 0
     groups_kept: int = 0

@@ -27,6 +27,7 @@ from unicron.types import Method, Severity
 
 NODE_SLOTS_MAX = 1024
 STORE_CHARS_MAX = 256
+NETWORK_CHARS_MAX = 1024  # the name of a coordinator may be in it
 
 
 def why_unusable(hello: AgentHello, state: State) -> str:
@@ -40,6 +41,9 @@ def why_unusable(hello: AgentHello, state: State) -> str:
     host, _, port = hello.store.removeprefix("tcp://").rpartition(":")
     if not host or not (port.isdecimal() and int(port) < 1 << 16) or len(hello.store) > STORE_CHARS_MAX:
         return f"store {hello.store[:80]!r} is not host:port"
+    for network in (hello.control_network, hello.state_network):
+        if network is not None and len(network.interface + network.address + network.why) > NETWORK_CHARS_MAX:
+            return f"network {network.interface[:80]!r}: more than {NETWORK_CHARS_MAX} characters"
     others = sum(node.slots for node in state.nodes.values() if node.name != hello.node)
     if others + hello.slots > SLOTS_MAX:
         return f"{others + hello.slots} slots: the planner takes at most {SLOTS_MAX}"
@@ -67,6 +71,7 @@ def on_hello(step: Step, name: str, hello: AgentHello) -> None:
     node = step.state.nodes[name]
     node.move("hello", step.now_ms)
     node.is_connected, node.probe_answer, node.clock, node.hearing = True, "", hello.clock, Hearing.NONE
+    node.control_network, node.state_network = hello.control_network, hello.state_network
     step.cancel_timer("verdict", name, "it is back")
     step.set_timer("silence", name, step.config.silence_ms, "heartbeats are due")
     step.send(name, AgentWelcome(step.state.term), "hello")

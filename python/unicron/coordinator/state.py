@@ -27,7 +27,7 @@ from unicron.coordinator.transitions import (
 )
 from unicron.messages import CollectiveFailed, ExceptionRaised, Healed, Saved, WorkerStalled
 from unicron.planner.planner import Planner
-from unicron.types import EpochPlan, Rank, Stage
+from unicron.types import EpochPlan, Network, Rank, Stage
 
 if TYPE_CHECKING:
     from unicron.coordinator.moves import RoleMove
@@ -67,6 +67,8 @@ class NodeState:
     clock: str = ""  # whose monotonic clock its agent reads
     probe_answer: str = ""
     hearing: Hearing = Hearing.NONE  # its beats
+    control_network: Network | None = None  # the interfaces that its agent chose
+    state_network: Network | None = None
     can_check: bool = False  # its agent looks at the hardware
     checks: tuple[tuple[str, str, str], ...] = ()  # (check, answer, reason) of the newest look
     drained_by_person: bool = False  # (journal)

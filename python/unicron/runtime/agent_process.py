@@ -63,6 +63,7 @@ from unicron.agent.events import (
     WorkerInspected,
     WorkerJoined,
 )
+from unicron.agent.interfaces import socket_environment
 from unicron.agent.machine import AgentMachine
 from unicron.messages import (
     ArenaGrant,
@@ -86,6 +87,7 @@ from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
 from unicron.runtime.hardware import HardwareWatch
 from unicron.runtime.holding import why_held
 from unicron.runtime.keyring import KeyRing, server_keys
+from unicron.runtime.networks import choose_networks, tell_networks
 from unicron.runtime.post_mortem import PostMortem
 from unicron.runtime.pulses import Pulses
 from unicron.runtime.store_server import ZAP_DOMAIN, StoreServer
@@ -119,7 +121,8 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slots: int
     understudies: int
     run_dir: str  # of the sockets
-    host: str = "127.0.0.1"  # others reach the store of this node here
+    interface: str = ""  # name, address or network: of the store and the line to the coordinator; '': the route's
+    state_interface: str = ""  # of the workers' process groups; '': the same
     store_port: int = 0
     template: str = ""  # socket of the template; '': <run_dir>/template.sock
     checks: bool = False  # of the hardware, before the node is used and after each incident on it
@@ -135,6 +138,10 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AgentProcess:
     def __init__(self, settings: AgentSettings, lifeline: int = -1) -> None:
         rise()  # first: a thread keeps the priority of its maker
+        endpoints = endpoints_of(settings.coordinator)
+        networks = choose_networks(endpoints, settings.interface, settings.state_interface, os.environ)
+        host = networks.control.address
+        tell_networks(log, networks)
         directory = Path(settings.run_dir)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         key_directory = Path(settings.keys)
@@ -159,9 +166,9 @@ class AgentProcess:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = Gatekeeper(self._context)
         self._admit()
-        self._store = StoreServer(self._context, own.secret, settings.host, settings.store_port)
+        self._store = StoreServer(self._context, own.secret, host, settings.store_port)
         incarnation = settings.incarnation or _next_incarnation(directory)
-        self._beats = AgentBeats(settings.host, incarnation)
+        self._beats = AgentBeats(host, incarnation)
         facts = {
             "node": settings.node,
             "incarnation": incarnation,
@@ -173,12 +180,15 @@ class AgentProcess:
             "socket": str(self._server.path),
             "beat_port": self._beats.port,
             "checks": settings.checks,
+            "control_network": networks.control,
+            "state_network": networks.state,
         }
         config = msgspec.convert({**settings.machine, **facts}, AgentConfig)
         self._machine = AgentMachine(config)
         self._pulses = Pulses(config.workers_max)
         self._arenas = ArenaKeeper()
-        self._coordinator = CoordinatorLink(self._context, endpoints_of(settings.coordinator), servers, own)
+        source = host if networks.is_named else ""
+        self._coordinator = CoordinatorLink(self._context, endpoints, servers, own, source)
         settle()  # what is left to start are programs
         self._hardware = HardwareWatch(directory, checks=settings.checks)
         self._post_mortem = PostMortem()
@@ -459,6 +469,7 @@ class AgentProcess:
         self._pulses.prepare(slot)
         self._post_mortem.ordered(request.worker, request.stderr)
         environment = {**self._environment, **request.env}
+        environment.update(socket_environment(self._machine.config.state_network, environment))
         if is_exec:
             environment["UNICRON_EXEC"] = "1"
         if self._template is None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import zmq
 
+from unicron.agent.interfaces import is_loopback
 from unicron.messages import MESSAGE_BYTES_MAX
 from unicron.runtime.keys import KeyPair
 from unicron.runtime.zap import call_curve, monitor_event
@@ -47,11 +48,18 @@ class CoordinatorLink:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoints: Sequence[str], servers: Sequence[str], own: KeyPair
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoints: Sequence[str],
+        servers: Sequence[str],
+        own: KeyPair,
+        source: str = "",
     ) -> None:
-        """servers: public keys that the coordinator may have."""
+        """servers: public keys that the coordinator may have. source: the own address that the line comes from; '': the
+        one that the route gives it."""
         self._context = context
         self._endpoints = tuple(endpoints)
+        self._source = source
         self._servers, self._own = tuple(servers), own
         self.is_connected = False
         self._lines = self._call()
@@ -74,7 +82,7 @@ class CoordinatorLink:
         socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
         socket.sndhwm = socket.rcvhwm = QUEUED_MESSAGES_MAX
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        socket.connect(endpoint)
+        socket.connect(from_source(endpoint, self._source))
         return _Line(endpoint, socket, monitor)
 
     @property
@@ -149,6 +157,16 @@ def _events(line: _Line) -> list[int]:
         except zmq.Again:
             break
     return found
+
+
+def from_source(endpoint: str, source: str) -> str:
+    """'tcp://a:1' -> 'tcp://SOURCE:0;a:1'. Where the source could reach nothing (of the other family than the address,
+    or loopback's, which is warned of) the route decides."""
+    host, colon, _ = endpoint.removeprefix("tcp://").rpartition(":")
+    if not source or not colon or is_loopback(source) or (":" in host) != (":" in source):
+        return endpoint
+    own = f"[{source}]" if ":" in source else source
+    return f"tcp://{own}:0;{endpoint.removeprefix('tcp://')}"
 
 
 def endpoints_of(addresses: str) -> tuple[str, ...]:

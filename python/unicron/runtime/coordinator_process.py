@@ -34,6 +34,7 @@ from unicron.coordinator.actions import (
     SetTimer,
     WriteJournal,
 )
+from unicron.coordinator.bandwidth import slow_words
 from unicron.coordinator.events import (
     AgentDisconnected,
     AgentMessage,
@@ -141,6 +142,7 @@ class CoordinatorProcess:
         self._num_requests = 0
         self._num_refused = 0  # messages of admitted peers
         self._once = Once(log)
+        self._slow = Once(log)
         self._keys_of: dict[str, str] = {}  # node -> the key it showed last
         self._listened_ms = 0.0  # when the queue was empty last
         self._heard_ms: dict[str, float] = {}  # node -> its last message
@@ -477,6 +479,9 @@ class CoordinatorProcess:
                 if asker is not None:
                     self._send(asker, reply)
             case RecordIncident(incident):
+                slow = slow_words(incident.transfers)
+                if slow:
+                    self._slow.warn((incident.task, f"epoch {incident.epoch}"), f"{incident.task}: {slow}")
                 if self._webhook is not None:
                     self._webhook.note(incident)
                 if self._metrics is not None:

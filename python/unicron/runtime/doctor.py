@@ -16,6 +16,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from unicron.agent.interfaces import Interface, NoInterface, network_words, rated_words
+from unicron.runtime import networks
+from unicron.runtime.coordinator_link import endpoints_of
+
+ADDRESS_VARIABLE = "UNICRON_COORDINATOR"
+LOCAL = "tcp://127.0.0.1:1"
 FUTEX_WAITV = (5, 16)
 FILES_MIN = 1024
 SHARED_BYTES_MIN = 64 << 20
@@ -30,7 +36,8 @@ class Finding:
     meaning: str = ""
 
 
-def examine() -> list[Finding]:
+def examine(coordinator: str = "", interface: str = "", state_interface: str = "") -> list[Finding]:
+    """The arguments: as an agent would be given them on this machine."""
     found: list[Finding] = []
     for check in (_core, _kernel, _python, _files, _nice, _clock, _disk, _shared_memory, _gpus, _nccl, _trainers):
         try:
@@ -38,6 +45,7 @@ def examine() -> list[Finding]:
         except Exception as error:
             name = check.__name__.strip("_").replace("_", " ")
             found.append(Finding(name, "bad", f"{type(error).__name__}: {error}", "cannot be used"))
+    found += networks_found(coordinator or os.environ.get(ADDRESS_VARIABLE, ""), interface, state_interface)
     if all(f.state != "bad" for f in found):
         found += _deaths()
     return found + _hardware()
@@ -121,6 +129,28 @@ def _shared_memory() -> list[Finding]:
         Finding("memfd", "ok", "yes", "training state can outlive its process"),
         Finding("/dev/shm", "note" if note else "ok", f"{free >> 20} MiB free", "data loaders use it"),
     ]
+
+
+def networks_found(coordinator: str, interface: str, state_interface: str) -> list[Finding]:
+    """What there is, and what an agent would choose. Without a coordinator's address: by the default route, or with no
+    way out of this machine as for a cluster on it alone."""
+    try:
+        found = [_interface(each) for each in networks.interfaces()]
+    except OSError as problem:
+        return [Finding("interfaces", "bad", "unknown", str(problem))]
+    ways = endpoints_of(coordinator) or (networks.ANYWHERE, LOCAL)
+    try:
+        chosen = networks.choose_networks(ways, interface, state_interface, os.environ)
+    except NoInterface as problem:
+        return [*found, Finding("network", "bad", "none", str(problem))]
+    for use, network in (("control", chosen.control), ("state", chosen.state)):
+        found.append(Finding(f"{use} network", "ok", network_words(network), network.why))
+    return found + [Finding("network", "note", "look", doubt) for doubt in chosen.doubts]
+
+
+def _interface(interface: Interface) -> Finding:
+    value = f"{' '.join(interface.addresses) or 'no address'}, {'up' if interface.is_up else 'down'}"
+    return Finding(f"interface {interface.name}", "ok", value, rated_words(interface.rated_mbit))
 
 
 def _has_gpus() -> bool:

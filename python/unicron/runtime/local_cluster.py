@@ -45,7 +45,6 @@ LOOK_MS_MAX = 2_000  # a coordinator that is silent for so long is dead or being
 RESTARTS_MAX = 20
 IMPORTS = "torch,megatron.core"
 DEFAULT_ENVIRONMENT = {
-    "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # the template is forked: it must ask for GPUs without starting CUDA
 }
@@ -87,11 +86,14 @@ class LocalCluster:
         checks: bool = False,
         owner: str = "",
         dashboard: DashboardSettings | None = None,
+        address: str = "127.0.0.1",
+        networks: tuple[str, str] = ("", ""),
     ) -> None:
         """log_dir: of the daemons (None: inside the cluster's directory, gone with it). metrics: address of a daemon's
         (coordinator, n0, ...); no other has one. nodes: their names. state: where keys and journal are kept (None:
         inside the cluster's directory). checks: each agent looks at the hardware, which is the same machine's. owner:
-        the command that it is for, told to whoever finds it. dashboard: where its page is served."""
+        the command that it is for, told to whoever finds it. dashboard: where its page is served. address: where the
+        coordinator listens. networks: of the agents, for control and for state, as agent/interfaces.py takes them."""
         self.nodes = tuple(nodes) or tuple(f"n{index}" for index in range(num_agents))
         self._slots = slots
         self._understudies = understudies
@@ -101,6 +103,7 @@ class LocalCluster:
         self._metrics = dict(metrics or {})
         self._checks = checks
         self._dashboard = dashboard
+        self._interface, self._state_interface = networks
         self.directory = Path(tempfile.mkdtemp(prefix=LOCAL_PREFIX))
         (self.directory / OWNER_FILE).write_text(owner)
         self.state = state or self.directory
@@ -113,7 +116,7 @@ class LocalCluster:
         }
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._incarnations = dict.fromkeys(self.nodes, 0)
-        self._address = "127.0.0.1:0"
+        self._address = f"{address}:0"
         self.journal_pages_max = 0  # of the next coordinator; 0: what the disk has
         self._client: CoordinatorClient | None = None
         self._tended = 0
@@ -246,6 +249,8 @@ class LocalCluster:
             incarnation=self._incarnations[node],
             metrics=self._metrics.get(node, ""),
             checks=self._checks,
+            interface=self._interface,
+            state_interface=self._state_interface,
             machine=self._agent_bounds,
         )
         log = self.log_dir / f"{node}.{self._incarnations[node]}.log"

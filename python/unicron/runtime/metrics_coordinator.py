@@ -53,6 +53,18 @@ class CoordinatorMetrics:
             registry=registry,
         )  # fmt: skip
         self._entries = Counter("unicron_journal_entries_total", "Decisions written.", registry=registry)
+        self._transferred = Counter(
+            "unicron_state_transfer_bytes_total", "State that came from another process while a task healed.",
+            ("node",), registry=registry,
+        )  # fmt: skip
+        self._transfer_s = Counter(
+            "unicron_state_transfer_seconds_total", "Seconds in which it came.", ("node",), registry=registry
+        )
+        self._slow = Counter(
+            "unicron_slow_state_transfers_total", "Of them, those whose bandwidth was too low.", ("node",),
+            registry=registry,
+        )  # fmt: skip
+        self._told_epochs: dict[str, int] = {}  # task -> newest epoch whose transfers are counted
         self._costs: dict[str, dict[str, float]] = {}  # incident -> what of it is counted
         for severity, cause in USUAL:
             self._incidents.labels(severity.value, cause)
@@ -66,9 +78,20 @@ class CoordinatorMetrics:
             return
         if incident.id not in self._costs:
             self._incidents.labels(incident.severity.value, incident.fault).inc()
+            self._count_transfers(incident)
             for phase, seconds in phases_s(incident).items():
                 self._phases.labels(phase).observe(seconds)
         self._count_cost(incident, now_ms)
+
+    def _count_transfers(self, incident: Incident) -> None:
+        """Once an epoch: all incidents that it answers tell the same ones. Counted by the node that got the state."""
+        if not incident.transfers or incident.epoch <= self._told_epochs.get(incident.task, 0):
+            return
+        self._told_epochs[incident.task] = incident.epoch
+        for each in incident.transfers:
+            self._transferred.labels(each.target).inc(each.nbytes)
+            self._transfer_s.labels(each.target).inc(each.ms / 1000)
+            self._slow.labels(each.target).inc(bool(each.slow))
 
     def note_append(self, entries: int, seconds: float) -> None:
         if entries:
@@ -93,6 +116,7 @@ class CoordinatorMetrics:
         for name in sorted(state.sub_healthy):  # these grow while nothing happens
             self._count_cost(state.incidents[name], now_ms)
         self._costs = {name: cost for name, cost in self._costs.items() if name in state.incidents}
+        self._told_epochs = {name: epoch for name, epoch in self._told_epochs.items() if name in state.tasks}
         yield from cluster_families(state, now_ms)
         yield from node_families(state, heard_ms, now_ms)
         yield from task_families(state, now_ms)

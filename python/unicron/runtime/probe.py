@@ -32,15 +32,6 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def own_address_towards(endpoint: str) -> str:
-    """Our address on the way there; nothing is sent."""
-    host, port = parse_endpoint(endpoint)
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as way:
-        way.connect(address)
-        return str(way.getsockname()[0])
-
-
 class Probes:
     """``begin`` one; poll ``fds`` for writing; ``finished`` gives (node, answer) of those that are
     over.

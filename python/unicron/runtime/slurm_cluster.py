@@ -13,15 +13,33 @@ import time
 from pathlib import Path
 from typing import Any
 
+from unicron.agent.interfaces import is_loopback
 from unicron.runtime.client import CoordinatorRefused, CoordinatorSilent
 from unicron.runtime.local_cluster import POLL_S, START_S_MAX, ClusterProblem, LocalCluster
-from unicron.runtime.slurm import REASON, Allocation, own_address
+from unicron.runtime.networks import Networks, choose_networks
+from unicron.runtime.slurm import REASON, Allocation, SlurmProblem, node_name, own_address
 from unicron.runtime.slurm_watch import SlurmWatch
 
 STEPS_MAX = 5  # per node
 STEP_WAIT_S = 5.0  # between two on one node
 LIVES_MAX = 1000  # of an agent in one run of the job
+ANY_PORT = 1  # of an address to which only the way is asked
 LATE_S = 15.0  # that a standby is waited for when all nodes that the task needs are up
+
+
+def own_networks(allocation: Allocation, interface: str, state_interface: str) -> Networks:
+    """Of the batch script's node, where the coordinator listens: by its name, as the other nodes call it. Where its own
+    files say that this is loopback (Debian's do), by the route to another node."""
+    # One other node only: a name that is not known says it for all, and may take seconds.
+    others = [node for node in allocation.nodes if node != node_name(os.environ)][:1]
+    try:
+        own = own_address()
+    except SlurmProblem:
+        if not others:
+            raise
+        own = ""
+    hosts = [own] if own and not is_loopback(own) else [*others, *([own] if own else [])]
+    return choose_networks([f"tcp://{host}:{ANY_PORT}" for host in hosts], interface, state_interface, os.environ)
 
 
 class SlurmCluster(LocalCluster):
@@ -30,10 +48,13 @@ class SlurmCluster(LocalCluster):
     ) -> None:
         """needed: nodes that the task uses, the others stand by. state: folder for keys and journal, on a file system
         that all nodes share."""
-        super().__init__(len(allocation.nodes), slots, understudies, nodes=allocation.nodes, state=state, **options)
+        networks = own_networks(allocation, *options.get("networks", ("", "")))
+        super().__init__(
+            len(allocation.nodes), slots, understudies, nodes=allocation.nodes, state=state,
+            address=networks.control.address, **options,
+        )  # fmt: skip
         self._allocation = allocation
         self._needed = needed
-        self._address = f"{own_address()}:0"
         self._incarnations = dict.fromkeys(self.nodes, allocation.restarts * LIVES_MAX)
         self._begun_s: dict[str, list[float]] = {node: [] for node in self.nodes}
         self._watch = SlurmWatch(allocation)
@@ -42,7 +63,7 @@ class SlurmCluster(LocalCluster):
         self._drained = set(said) & set(self.nodes)  # by us, because they are in Slurm
         self._kept: set[str] = set()  # drained in Slurm, and needed here
         self.given_up: list[str] = []
-        self.news: list[str] = []  # for whoever shows them, and takes them out
+        self.news = [*networks.doubts]  # for whoever shows them, and takes them out
 
     def start_template(self) -> None:
         """Each agent brings its own."""
@@ -52,7 +73,8 @@ class SlurmCluster(LocalCluster):
         self._begun_s[node].append(time.monotonic())
         words = [
             sys.executable, "-m", "unicron.cli", "agent", "--coordinator", self._address, "--node", node,
-            "--slots", str(self._slots), "--understudies", str(self._understudies), "--host", "auto",
+            "--slots", str(self._slots), "--understudies", str(self._understudies),
+            "--interface", self._interface, "--state-interface", self._state_interface,
             "--keys", str(self.state / "keys"), "--import", self._imports, "--metrics", "",
             "--run-dir", f"/tmp/unicron-{os.getuid()}-{self._allocation.job}-{node}",
             "--incarnation", str(self._incarnations[node]),

@@ -9,14 +9,15 @@ from typing import Any
 
 import msgspec
 
+from unicron.coordinator import bandwidth
 from unicron.coordinator.accounting import cost_of
 from unicron.coordinator.demand import replica_counts, throughput_of
-from unicron.coordinator.incident import Incident
+from unicron.coordinator.incident import Incident, StateTransfer
 from unicron.coordinator.layout_times import reachable_layouts
 from unicron.coordinator.placement import held_slots
 from unicron.coordinator.state import NodeState, State, TaskState, node_order
 from unicron.coordinator.transitions import TERMINAL
-from unicron.types import Stage
+from unicron.types import Network, Stage
 
 
 def nodes_view(state: State) -> list[dict[str, Any]]:
@@ -42,7 +43,19 @@ def _node(node: NodeState, state: State) -> dict[str, Any]:
         "understudies": node.understudies,
         "workers": len(workers),
         "store": node.store,
+        "control_network": _network(node.control_network),
+        "state_network": _network(node.state_network),
     }
+
+
+def _network(network: Network | None) -> dict[str, Any] | None:
+    """None: an older agent does not say."""
+    return None if network is None else dict(msgspec.to_builtins(network))
+
+
+def _transfer(transfer: StateTransfer) -> dict[str, Any]:
+    told = msgspec.to_builtins(transfer)
+    return {**told, "mb_s": transfer.mb_s, "words": bandwidth.words(transfer)}
 
 
 def tasks_view(state: State, now_ms: float) -> list[dict[str, Any]]:
@@ -177,6 +190,7 @@ def incident_view(incident: Incident, state: State, now_ms: float) -> dict[str, 
         "resume_ms": incident.resume_ms,
         "lost_ms": incident.lost_ms,
         "state_source": _name(incident.state_source),
+        "transfers": [_transfer(each) for each in incident.transfers],
         "iterations_lost": incident.iterations_lost,
         "micro_batches_recomputed": incident.micro_batches_recomputed,
         "groups_kept": incident.groups_kept,

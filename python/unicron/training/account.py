@@ -9,11 +9,13 @@ from collections.abc import Iterator
 
 from unicron.healing.machine import HealingMachine
 from unicron.messages import Healed
+from unicron.training.gloo_device import interface_name
 from unicron.training.groups import Groups
 from unicron.training.link import WorkerLink, now_ms
-from unicron.types import EpochPlan, PlanKind, StateSource
+from unicron.types import EpochPlan, PlanKind, Rank, StateSource, Transfer
 
 ITERATIONS_REMEMBERED = 64
+TRANSFERS_MAX = 256  # of one recovery that began again and again
 
 
 class Account:
@@ -33,6 +35,7 @@ class Account:
         self._lost = 0
         self.is_far_heir = False  # of a role whose arena is lost with its node: what had begun is not known
         self._phases: dict[str, float] = {}
+        self._transfers: list[Transfer] = []
         self.state_source = StateSource.NONE_NEEDED
 
     # ---------------------------------------------------------- facts, as they happen
@@ -58,6 +61,16 @@ class Account:
     def went_back(self, before: int, iteration: int) -> None:
         """before, iteration: committed steps in the state, then and now."""
         self._lost = max(self._lost, before - iteration)
+
+    def transferred(
+        self, before: EpochPlan, plan: EpochPlan, source: Rank, target: Rank, measured: tuple[int, float]
+    ) -> None:
+        """State went from a role's holder in the plan before to one in this plan. measured: bytes, ms."""
+        giver, taker = before.member(source), plan.member(target)
+        if giver is not None and taker is not None:
+            interface = interface_name(on_gpu=self._groups.is_on_gpu)
+            nbytes, ms = measured
+            self._transfers.append(Transfer(target, giver.node, taker.node, nbytes, round(ms, 3), interface))
 
     @contextlib.contextmanager
     def measure(self, phase: str) -> Iterator[None]:
@@ -105,6 +118,7 @@ class Account:
                 state_source=str(self.state_source),
                 iterations_lost=self._lost,
                 phases_ms={k: round(v, 3) for k, v in self._phases.items()},
+                transfers=tuple(self._transfers[-TRANSFERS_MAX:]),
             )
         )
         self._reset()

@@ -98,6 +98,7 @@ def take_over_role(link: WorkerLink, engine: Engine, rank: Rank, order: MoveRole
     try:
         if not move.error:
             taken = move.take_state(engine)
+            engine.account.transferred(order.former, order.plan, rank, rank, move.taken)
             seconds = {"state": (now_ms() - begun) / 1000}
             move.say("moved", iteration=taken.iteration, state_bytes=memory.content_bytes, seconds=seconds)
     except RuntimeError as error:

@@ -16,6 +16,7 @@ to go back to the iteration of which all have one. A parcel never overwrites wha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,6 +109,7 @@ class Buddies:
         self._epoch = self._begun = -1  # of the newest journey: its plan, and the iteration of what travels
         self._common = -1  # the newest iteration that everybody can go back to
         self.spoil_next = False  # a fault: the next parcel is not what its seal says
+        self.taken = (0, 0.0)  # (bytes, ms) of what the holder sent last
 
     # ---------------------------------------------------------- what is there
 
@@ -245,9 +247,11 @@ class Buddies:
         self._receive(word, fetch.source)
         if int(word.item()) == NOTHING:
             raise CopyDiffers(f"rank {fetch.source}'s copy of rank {self.rank}'s shard is no good any more")
+        begun = time.monotonic()
         slot = self._free(self._own(), fetch.iteration) if self.every else self._aside()
         slot.clear()
         self._receive(slot.parcel, fetch.source)
+        self.taken = nbytes_of(slot.parcel), (time.monotonic() - begun) * 1000
         self._require(slot.is_sealed(copy), fetch.source)
         for piece in map(_bytes, gradients) if fetch.steps else ():
             self._receive(word, fetch.source)

@@ -408,6 +408,8 @@ class Engine:
         members = [rank for rank in action.plan.ranks if position_of(self.layout, rank) == position]
         extra = self.transfer.run(action.fetch, members, self.stepper.extra_tensor(), self.ledger.begin_step)
         self._require_good(inside=False)
+        for target, nbytes, ms in self.transfer.sent:
+            self.account.transferred(action.plan, action.plan, self.rank, target, (nbytes, ms))
         if extra is not None:
             self.stepper.load_extra(extra)
             self.ledger.set_branch(action.branch)
@@ -424,6 +426,7 @@ class Engine:
             return on.Done()
         self.ledger.begin_step()
         extra = self.buddies.take(fetch, self.gradients.segments)
+        self.account.transferred(action.plan, action.plan, fetch.source, self.rank, self.buddies.taken)
         self.ledger.set_branch(action.branch)
         self.buddies.forget(after=action.iteration)
         self.stepper.load_extra(extra)

@@ -26,6 +26,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from unicron import _core
+from unicron.training.gloo_device import make_device
 from unicron.training.nccl_groups import NcclGroups
 from unicron.training.watched_group import (
     COLLECTIVE_TIMEOUT,
@@ -156,6 +157,10 @@ class Groups:
             if name.endswith("_GLOBAL_RANKS") and isinstance(value, list)
         }  # fmt: skip
 
+    @property
+    def is_on_gpu(self) -> bool:
+        return self._nccl is not None
+
     def open(self) -> None:
         """For a role: the gloo device, and a real group for the sites of size 1. A rank that waits has neither: the
         device's thread looks around a hundred times a second. (On a GPU it was made while waiting: see warm_up.)"""
@@ -182,7 +187,7 @@ class Groups:
     def _alone(self) -> Any:
         if self._nccl is not None:
             return self._spare if self._spare is not None else self._nccl.alone()
-        self._device = dist.ProcessGroupGloo.create_default_device()
+        self._device = make_device()
         backend = self._gloo(dist.HashStore(), 0, 1)
         return WatchedGroup(backend, self._helpers, lambda: "whole", self._pulse)
 

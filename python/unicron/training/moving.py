@@ -56,6 +56,7 @@ class Preparation:
         self._link, self._groups = link, groups
         self._helpers = Helpers()
         self._pair: WatchedGroup | None = None
+        self.taken = (0, 0.0)  # (bytes, ms) of the state that a leaver sent
         self.is_leaver = link.member(order.plan) is None
         self.is_joiner = not self.is_leaver and link.member(order.former) is None
 
@@ -127,8 +128,11 @@ class Preparation:
         self._pair.recv([header], 0, 0).wait()
         taken = _first(bytes(header.numpy().tobytes()))
         extra = engine.stepper.extra_tensor()
-        for piece in (*engine.memory.state_pieces(), extra):
+        pieces, arrives = (*engine.memory.state_pieces(), extra), time.monotonic()
+        for piece in pieces:
             self._pair.recv([piece], 0, 0).wait()
+        nbytes = sum(piece.numel() * piece.element_size() for piece in pieces)
+        self.taken = nbytes, (time.monotonic() - arrives) * 1000
         if engine.transfer.digest(extra) != taken.digest:
             raise StateSpoiled(f"the state of rank {self.rank} did not arrive as it was sent")
         engine.stepper.load_extra(bytes(extra.numpy().tobytes()))

@@ -9,6 +9,7 @@ next. A source that dies meanwhile breaks the group, and the next meeting choose
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -49,6 +50,7 @@ class StateTransfer:
     def __init__(self, rank: Rank, memory: StateMemory, groups: Groups) -> None:
         self.rank, self._memory, self._groups = rank, memory, groups
         self.spoil_next = False  # a fault: what is sent next is not what the digest says
+        self.sent: list[tuple[Rank, int, float]] = []  # by this rank in the last run: (target, bytes, ms)
 
     def run(self, fetch: Fetch, members: Sequence[Rank], extra: torch.Tensor, tear: Callable[[], None]) -> bytes | None:
         """A target's python-side state, when its own is replaced; None for everybody else.
@@ -58,6 +60,7 @@ class StateTransfer:
         """
         holders = [rank for rank in members if rank not in fetch.targets]
         is_target = self.rank in fetch.targets
+        self.sent = []
         digests = self._all_digests(0 if is_target else self.digest(extra))
         sources, differing = chosen_sources([(rank, digests[self._groups.data_index(rank)]) for rank in holders])
         if self.rank in differing:
@@ -70,6 +73,7 @@ class StateTransfer:
             self._serve(source, fetch.targets, extra)
             if self._all_say(not is_target or self.digest(extra) == wanted):
                 return bytes(extra.numpy().tobytes()) if is_target else None
+            self.sent = []
             print(f"unicron: rank {self.rank}: what rank {source} sent is not what it has", file=sys.stderr)
         if is_target:
             raise NoGoodSource(f"no transfer from ranks {sources} arrived as it was sent")
@@ -79,9 +83,13 @@ class StateTransfer:
         group = self._groups.data_group()
         pieces = [*self._memory.state_pieces(), extra]
         if self.rank == source:
-            for target in targets:
+            for target in targets:  # measured here: who is not the first waits for the others' turns, too
+                begun = time.monotonic()
                 for piece in pieces:
                     self._send(self._spoiled(piece), self._groups.data_index(target), group)
+                self._memory.synchronize()
+                nbytes = sum(piece.numel() * piece.element_size() for piece in pieces)
+                self.sent.append((target, nbytes, (time.monotonic() - begun) * 1000))
         elif self.rank in targets:
             for piece in pieces:
                 self._receive(piece, self._groups.data_index(source), group)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from unicron import _core
+from unicron.training.gloo_device import make_device
 from unicron.training.watched_group import COLLECTIVE_TIMEOUT, CONNECT_TIMEOUT, SHUT_S, Helpers, WatchedGroup
 
 GROUP_ID = 1 << 30  # beyond the numbers that Groups gives
@@ -33,7 +34,7 @@ class Line:
         self._helpers = Helpers()
         before = set(_core.connected_sockets())
         options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        options._devices = [make_device()]
         options._timeout = CONNECT_TIMEOUT
         backend = self._helpers.call(lambda: dist.ProcessGroupGloo(store, own, size, options), self._check)
         backend._set_default_timeout(COLLECTIVE_TIMEOUT)

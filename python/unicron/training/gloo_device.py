@@ -1,0 +1,28 @@
+"""The network that this worker's process groups take: what its agent chose, unless a person told gloo or NCCL another.
+
+gloo's own default is whatever the machine's name resolves to, which on many machines is loopback, and a device that is
+made by hand does not look at GLOO_SOCKET_IFNAME.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+ADDRESS = "UNICRON_STATE_ADDRESS"  # of the interface that the agent chose; only where nobody else chose one
+
+
+def make_device() -> Any:
+    address, named = os.environ.get(ADDRESS, ""), os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if address:
+        return dist.ProcessGroupGloo.create_device(hostname=address)
+    if named:
+        return dist.ProcessGroupGloo.create_device(interface=named)
+    return dist.ProcessGroupGloo.create_default_device()
+
+
+def interface_name(*, on_gpu: bool) -> str:
+    """As people told it, "" where nobody did."""
+    return os.environ.get("NCCL_SOCKET_IFNAME" if on_gpu else "GLOO_SOCKET_IFNAME", "").split(",")[0].lstrip("=")
