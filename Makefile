@@ -36,7 +36,8 @@ NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell fin
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check matrix sim swarm leaders fuzz healthy soak upgrade bench bench-check test-latest clean
+.PHONY: help setup demo test check matrix sim swarm leaders fuzz healthy soak upgrade bench \
+  bench-check test-latest clean
 
 help:
 	@sed -n 's/^#   /  /p' Makefile
