@@ -1,11 +1,11 @@
 """A rolling upgrade under training: what every step of it costs the task, from one version to another.
 
-Both versions' daemons are started by their own commands, as an operator does. A task of two replicas trains; one node
-is free. The coordinator is ended and that of the next version begins on its journal; then, node by node, the free one
-first: drained, its agent ended and begun anew with the next version, used again. The task's roles move each time, so
-in the end all of it runs the next version. `pause` is the longest time from commit to commit in that step, less the
-median one before the first; what starts anew imports torch beside the task, on the same cores. Losses must be those of a
-run without an upgrade, bit for bit; no iteration may be lost or run twice.
+Both versions' daemons are started by their own commands, as an operator does. A task of two replicas trains; one
+node is free. The coordinator is ended and that of the next version begins on its journal; then, node by node, the
+free one first: drained, its agent ended and begun anew with the next version, used again. The task's roles move
+each time, so in the end all of it runs the next version. `pause` is the longest time from commit to commit in that
+step, less the median one before the first; what starts anew imports torch beside the task, on the same cores.
+Losses must be those of a run without an upgrade, bit for bit; no iteration may be lost or run twice.
 
     make upgrade FROM=v0.1.0          (builds that version into build/upgrade, and calls this)
     python bench/bench_upgrade.py --from build/upgrade/v0.1.0/python --json
