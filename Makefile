@@ -8,7 +8,7 @@
 #   make healthy      a million simulated iterations that must raise no alarm
 #   make soak         an hour of real training on a loaded machine that must raise none (SOAK_MINUTES=60)
 #   make swarm        20,000 seeds, resumable, into bench/results/swarm.json (MINUTES=... ends it earlier)
-#   make upgrade      one version to the next, node by node, under training (FROM=v0.1.0, MEASURED=3)
+#   make upgrade      one version to the next, node by node, under training (FROM=a tag or commit, MEASURED=3)
 #   make bench        measurements, 20 minutes         make bench-check  and what became slower since they were kept
 #   make test-latest  Python 3.12, newest megatron-core (6 GB)
 #   make clean        remove what these made
@@ -122,8 +122,8 @@ fuzz: setup
 matrix: setup
 	$(BIN)/python -m unicron.demo.matrix --into results/matrix.jsonl --folder results/matrix
 
-# FROM: a tag or a commit; that version's core is built once.
-FROM ?= v0.1.0
+# FROM: a tag or a commit (0.1.0's); that version's core is built once.
+FROM ?= 21d940c
 MEASURED ?= 3
 OLDER = build/upgrade/$(FROM)
 $(OLDER)/python: | setup
