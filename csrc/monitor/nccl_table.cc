@@ -60,7 +60,9 @@ bool NcclTable::forget(GroupId group, Deadline deadline) {
   const auto found = shared_->entries.find(group);
   if (found == shared_->entries.end()) return true;
   const std::shared_ptr<Entry> entry = found->second;
-  if (!shared_->changed.wait_until(lock, at(deadline), [&] { return !entry->is_in_use; })) return false;
+  // Nor while its ending is ordered and the thread for it has not begun: it would use what the caller frees.
+  const auto is_free = [&] { return !entry->is_in_use && entry->state != NcclState::kEnding; };
+  if (!shared_->changed.wait_until(lock, at(deadline), is_free)) return false;
   shared_->entries.erase(group);
   return true;
 }

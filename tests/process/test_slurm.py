@@ -86,14 +86,13 @@ class Trained:
         """From what it saved. Slurm itself would wait two minutes, from when the former run has ended."""
         time.sleep(2.5)  # slurmd refuses whatever was granted in the second of the requeueing, or before
 
-        def begun() -> bool:
-            if self.cluster.job(self.job)["JobState"] != "PENDING":
-                return True
-            self.cluster.call("scontrol", "update", f"job={self.job}", "starttime=now", check=False)
-            return False
+        def restored() -> bool:
+            """Asked for until it is: a node that refuses the job sends it back, to wait those two minutes again."""
+            if self.cluster.job(self.job)["JobState"] == "PENDING":
+                self.cluster.call("scontrol", "update", f"job={self.job}", "starttime=now", check=False)
+            return len(re.findall(r"restored (\d+)", self.text())) == 3
 
-        eventually(begun, 60)
-        eventually(lambda: len(re.findall(r"restored (\d+)", self.text())) == 3, 60)
+        eventually(restored, 120)
         (restored,) = set(re.findall(r"restored (\d+)", self.text()))
         assert restored in re.findall(r"saved (\d+)", self.text()) and int(restored) > 0
 

@@ -9,6 +9,7 @@ import ctypes
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -244,6 +245,27 @@ def test_communicators_end_at_once_and_by_plan() -> None:
         assert table.forget(0, 100) and table.state(0) == "forgotten"
         """,
         FAKE_NCCL_ENDING_MS="2000",
+    )
+
+
+def test_what_is_about_to_be_ended_is_not_forgotten(tmp_path: Path) -> None:
+    """The threads that end them may not have begun yet: torch would free what they then revoke."""
+    held = tmp_path / "held"
+    held.touch()
+    run(
+        """
+        import os
+        table = _core.NcclTable()
+        torchs = [_core.NcclCommunicator(0, 4, 1, _core.make_nccl_id()) for _ in range(64)]
+        for group, communicator in enumerate(torchs):
+            table.register_torch(group, communicator.handle, 0, [0, 1], False)
+        assert table.end_all() == 64
+        assert [group for group in range(64) if table.forget(group, 0)] == []
+        os.unlink(os.environ["FAKE_NCCL_HELD_BY"])
+        assert all(table.forget(group, 9000) for group in range(64))
+        os._exit(0)
+        """,
+        FAKE_NCCL_HELD_BY=str(held),
     )
 
 
