@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from unicron import _core
 from unicron.agent.events import BeatsAnswered
 from unicron.coordinator.events import NodeHeard, NodeSilent, NodeVouched
 from unicron.messages import AgentHello, BeatOrder
-from unicron.runtime.probe import parse_endpoint
+from unicron.runtime.probe import numeric, parse_endpoint
 
 PERIOD_MS = 500
 ANSWER_PERIOD_MS = 4 * PERIOD_MS  # heart.cc: kAnswerEvery
@@ -28,11 +27,6 @@ LOOP_MS_MAX = 2_000  # an agent's turn takes milliseconds; its longest sleep is 
 WITNESSES = 2
 
 log = logging.getLogger("unicron.beats")
-
-
-def numeric(host: str) -> str:
-    """An address for the native side, which resolves no names; raises OSError."""
-    return str(socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0])
 
 
 @dataclass(slots=True)

@@ -32,6 +32,11 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def numeric(host: str) -> str:
+    """An address for the native side, which resolves no names; raises OSError."""
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0])
+
+
 class Probes:
     """``begin`` one; poll ``fds`` for writing; ``finished`` gives (node, answer) of those that are
     over.
