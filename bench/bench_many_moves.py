@@ -1,7 +1,8 @@
 """Moves all the time, and many at once: a node drained every 20 iterations, and several nodes drained together.
 
 `sustained`: a task's nodes are drained in turn, one every --every iterations, and each is free again when its roles
-have left it. ETTR is the median iteration times their number, over the time from the first commit to the last.
+have left it. ETTR is the time of the same iterations undisturbed (mean of a run before it and one after it) over its
+own; their spread says how far the machine alone moves it. A slow rank that is named is the machine's, and no move.
 `at once`: so many nodes are drained together; their pause is the longest time from commit to commit, less the median
 one. Losses must be those of an undisturbed run, bit for bit. Source of the goals: TrainMover (OSDI'26), sections 5, 7.
 
@@ -51,7 +52,7 @@ class Moving(Run):
         self.require_done(cluster, task)
         incidents = cluster.incidents(task)
         self.num_moves = sum(i["fault"] == "move" for i in incidents)
-        if others := [f"{i['fault']}: {i['cause']}" for i in incidents if i["fault"] != "move"]:
+        if others := [f"{i['fault']}: {i['cause']}" for i in incidents if i["fault"] not in ("move", "slow")]:
             raise SystemExit("incidents that are no moves: " + "\n".join(others))
 
     @staticmethod
@@ -59,9 +60,8 @@ class Moving(Run):
         members = [w for w in cluster.task(task)["workers"] if w["is_member"]]
         return list(dict.fromkeys(w["node"] for w in sorted(members, key=lambda w: int(w["rank"]))))
 
-    def ettr(self) -> float:
-        times = self.iteration_ms()
-        return statistics.median(times.values()) * len(times) / sum(times.values())
+    def training_ms(self) -> float:
+        return sum(self.iteration_ms().values())
 
     def pauses_ms(self) -> list[float]:
         """The longest iteration between one drain and the next, less the median."""
@@ -73,13 +73,16 @@ class Moving(Run):
         ]
 
 
-def sustained(layout: Layout, top: Path, cluster: LocalCluster, iterations: int, every: int) -> Moving:
-    reference = Moving(layout, top / "undisturbed", iterations, {})
-    reference.carry_out(cluster)
+def sustained(
+    layout: Layout, top: Path, cluster: LocalCluster, iterations: int, every: int
+) -> tuple[Moving, list[Moving]]:
+    """The run with its moves, and the undisturbed ones before and after it."""
     run = Moving(layout, top / "sustained", iterations, dict.fromkeys(range(every, iterations - every // 2, every), 1))
-    run.carry_out(cluster)
-    require_same(run, reference, "sustained")
-    return run
+    before, after = (Moving(layout, top / name, iterations, {}) for name in ("before", "after"))
+    for each in (before, run, after):
+        each.carry_out(cluster)
+        require_same(each, before, each.folder.name)
+    return run, [before, after]
 
 
 def at_once(layout: Layout, top: Path, cluster: LocalCluster, counts: list[int], runs: int) -> dict[int, list[float]]:
@@ -120,10 +123,16 @@ def main() -> int:
             log_dir=Path(top) / "logs",
         ) as cluster,
     ):  # fmt: skip
-        run = sustained(layout, Path(top), cluster, arguments.iterations, arguments.every)
+        run, undisturbed = sustained(layout, Path(top), cluster, arguments.iterations, arguments.every)
         found = at_once(layout, Path(top), cluster, counts, arguments.runs) if counts else {}
-    configuration |= {"moves": run.num_moves, "ETTR": round(run.ettr(), 4)}
+    alone = [each.training_ms() for each in undisturbed]
+    configuration |= {
+        "moves": run.num_moves,
+        "ETTR": round(statistics.mean(alone) / run.training_ms(), 4),
+        "undisturbed, longest over shortest": round(max(alone) / min(alone), 4),
+    }
     bench = common.Bench("many moves", unit="ms", configuration=configuration)
+    bench.add("undisturbed iteration", [ms for each in undisturbed for ms in each.iteration_ms().values()])
     bench.add("iteration", list(run.iteration_ms().values()))
     bench.add("sustained: pause of a move", run.pauses_ms())
     for count, pauses in found.items():

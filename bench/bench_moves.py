@@ -67,7 +67,7 @@ class Run:
     def require_done(self, cluster: LocalCluster, task: str) -> None:
         view = cluster.task(task)
         if view["phase"] != "done" or self._read() < self.iterations - 1:
-            raise SystemExit(f"{self.way}: {view['phase']} after iteration {max(self.losses)}: {view['cause']}")
+            raise SystemExit(f"{self.way}: {view['phase']} after iteration {self._read()}: {view['cause']}")
 
     def _job(self) -> Job:
         command = [*runner.SCRIPT, "--iterations", str(self.iterations), "--results", str(self.records)]

@@ -6,8 +6,17 @@ its agent took it for an understudy, armed no fault in it and gave it scratch me
 
 from __future__ import annotations
 
+import pytest
+
+from unicron.messages import ChangeLayout, MoveRoles, PublishEpoch, encode
 from unicron.training.link import WorkerLink
 from unicron.types import EpochPlan, Layout, Member, PlanKind
+
+LAYOUT = Layout(dp=2, num_micro_batches=2)
+
+
+def plan_of(epoch: int) -> EpochPlan:
+    return EpochPlan("t", epoch, PlanKind.MOVE, LAYOUT, (0, 1), (Member(0, "n0", "n0.w0"), Member(1, "n2", "n2.w0")))
 
 
 def test_a_worker_finds_itself_in_the_newest_plan() -> None:
@@ -19,3 +28,23 @@ def test_a_worker_finds_itself_in_the_newest_plan() -> None:
     assert link.member() == members[0]
     link.worker = "n0.w9"
     assert link.member() is None
+
+
+@pytest.mark.parametrize("kind", [MoveRoles, ChangeLayout])
+def test_the_plan_that_an_announcement_starts_from_does_not_call_it_off(kind: type[MoveRoles | ChangeLayout]) -> None:
+    """Found by the swarm (seed 16819): a joiner's node was away for a moment. When it came back it was told of the plan
+    in force, which the joiner had never heard of, and the announcement was dropped: the state that the leaver sent met
+    nobody, and all held until the bound of the move, 120 s."""
+    link = object.__new__(WorkerLink)
+    link.plan, link.change, link.move, link.told_to_hold = None, None, None, False
+    order = kind("t", plan_of(2), plan_of(3), "n1 is drained")
+
+    def is_known() -> bool:
+        return order in (link.move, link.change)
+
+    link._take(encode(order))
+    assert is_known()
+    link._take(encode(PublishEpoch(plan_of(2))))
+    assert link.plan == plan_of(2) and is_known()
+    link._take(encode(PublishEpoch(plan_of(3))))
+    assert link.plan == plan_of(3) and not is_known()

@@ -26,7 +26,8 @@ class SimWorker(WorkerMoving):
         if self.newest is not None and plan.epoch <= self.newest.epoch:
             return
         self.newest = plan
-        self.move = None
+        if self.move is not None and plan.epoch > self.move.former.epoch:
+            self.move = None
         self.is_told_to_hold = False  # who still must is told again in the new epoch
         self.unread.append(plan)
         touched = set(plan.touched)

@@ -77,7 +77,12 @@ class WorkerLink:
         if isinstance(message, PublishEpoch):
             if self.plan is None or message.plan.epoch > self.plan.epoch:
                 self.plan = message.plan
-                self.change = self.move = None
+                # The plan that an announcement starts from may come after it: who waits for a role hears it only when
+                # its node comes back.
+                if self.change is not None and message.plan.epoch > self.change.former.epoch:
+                    self.change = None
+                if self.move is not None and message.plan.epoch > self.move.former.epoch:
+                    self.move = None
                 self.told_to_hold = False  # who still must is told again in the new epoch
                 return message.plan
         elif isinstance(message, FinishUnderstudies):
