@@ -36,9 +36,16 @@ def results() -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def _bench_of(stem: str) -> str:
+    """The file whose result it is: many_moves_114 is of bench_many_moves.py."""
+    words = stem.split("_")
+    names = ("_".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((f"bench_{name}.py" for name in names if (HERE / f"bench_{name}.py").exists()), f"bench_{words[0]}.py")
+
+
 def section(name: str, result: dict[str, Any], picture: str) -> str:
     machine, configuration = result["machine"], result["configuration"]
-    command = result.get("command", f"bench_{name.rpartition('/')[2].partition('_')[0]}.py")
+    command = result.get("command") or _bench_of(name.rpartition("/")[2])
     versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
     settings = ", ".join(f"{key} {common.plain(value)}" for key, value in configuration.items())
     where = (
