@@ -4,8 +4,8 @@
 have left it. ETTR is the time of the same iterations undisturbed (mean of a run before it and one after it) over its
 own; their spread says how far the machine alone moves it. A slow rank that is named is the machine's, and no move.
 `at once`: so many nodes are drained together; their pause is the longest time from commit to commit, less the median
-one; their time is that from the request until the last role has left, most of which new processes import. Losses must be
-those of an undisturbed run, bit for bit. Source of the goals: TrainMover (OSDI'26), sections 5, 7.
+one; their time is that from the request until the last role has left: most of it is imports of new processes. Losses
+must be those of an undisturbed run, bit for bit. Source of the goals: TrainMover (OSDI'26), sections 5, 7.
 
     python bench/bench_many_moves.py --layout 1,1,4 --iterations 400 --json
 """
