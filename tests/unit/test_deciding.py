@@ -12,7 +12,7 @@ from unicron.coordinator import events as on
 from unicron.coordinator.actions import WriteJournal
 from unicron.coordinator.deciding import _cluster, _question, facts_of, is_due
 from unicron.coordinator.demand import throughput_of
-from unicron.coordinator.job import Job, refusal_of
+from unicron.coordinator.job import FLOPS_MAX, WEIGHT_MAX, Job, refusal_of
 from unicron.coordinator.journal import AllocationDecided
 from unicron.coordinator.state import TaskState
 from unicron.coordinator.transitions import TaskPhase
@@ -199,6 +199,9 @@ def test_impossible_wishes_are_refused() -> None:
     for changes, text in (
         ({"weight": float("nan")}, "weight nan"),
         ({"weight": -1.0}, "weight -1.0"),
+        ({"weight": 1e300}, "weight 1e+300"),
+        ({"iteration_flop": 1e300}, "iteration_flop 1e+300"),
+        ({"throughput": {1: 1.0, 2: 1e300}}, "at 2 slots is 1e+300"),
         ({"replicas_min": 3}, "replicas_min 3"),
         ({"throughput": {1: 1.0}}, "no value for [2]"),
         ({"throughput": {1: 1.0, 2: float("inf")}}, "at 2 slots is inf"),
@@ -206,6 +209,26 @@ def test_impossible_wishes_are_refused() -> None:
         ({"name": "a b"}, "name 'a b'"),
     ):
         assert text in refusal_of(msgspec.structs.replace(job, **changes)), changes
+
+
+@pytest.mark.parametrize(("weight", "flops"), [(WEIGHT_MAX, FLOPS_MAX), (1e300, 1e300), (1.0, 1.7e308)])
+def test_no_number_of_a_job_is_too_large_to_plan_with(
+    weight: float, flops: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator ended at 1e308 FLOP/s, and again at each start: the job was in its journal, so no command could
+    take it away."""
+    monkeypatch.setattr("unicron.coordinator.requests.refusal_of", lambda job: "")  # a journal of an earlier version
+    cluster = Cluster(nodes=2)
+    cluster.run("a", 2)
+    cluster.run("huge", 2, weight=weight, throughput={1: flops / 2, 2: flops}, iteration_flop=flops, priority=1)
+    assert cluster.widths() == cluster.placed() and cluster.widths().keys() == {"a", "huge"}
+    cluster.fire("tables/cluster")
+    cluster.restart()
+    cluster.lose("n0")
+    assert cluster.widths()["huge"] >= 1
+    cluster.hello("n0", 2)
+    cluster.bring_up()
+    assert cluster.widths()["huge"] >= 1
 
 
 def test_what_was_measured_replaces_what_was_stated() -> None:

@@ -202,15 +202,43 @@ def test_a_full_etcd_says_what_to_do(tmp_path: Path) -> None:
 
 def test_copied_entries_and_the_clock_go_on(settings: EtcdSettings) -> None:
     entries = [b"%d" % number for number in range(1000)]
-    assert copy_into(Etcd(settings), lead(settings), entries) == 1000
+    assert copy_into(Etcd(settings), lead(settings), entries, "a.db") == 1000
     client = Etcd(settings)
     assert abs(cluster_clock_ms(client)) < 1000  # the times in them are of this machine's monotonic clock
     with pytest.raises(JournalBroken, match="already"):
-        copy_into(Etcd(settings), lead(settings), entries)
+        copy_into(Etcd(settings), lead(settings), entries, "a.db")
     journal = opened(settings)
     assert list(journal.entries()) == entries
     journal.close()
     client.close()
+
+
+@pytest.mark.parametrize("batches", [0, 1, 3])  # of four
+def test_a_copy_that_was_interrupted_is_no_journal_until_it_is_made_again(
+    settings: EtcdSettings, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at its third batch, it left a journal that a coordinator began with: 59,234 decisions were lost."""
+    entries = [b"%d" % number for number in range(1000)]
+    with monkeypatch.context() as patch:
+        append, done = EtcdJournal.append, []
+
+        def until_killed(journal: EtcdJournal, some: list[bytes]) -> None:
+            if len(done) == batches:
+                raise KeyboardInterrupt
+            append(journal, some)
+            done.append(some)
+
+        patch.setattr(EtcdJournal, "append", until_killed)
+        with pytest.raises(KeyboardInterrupt):
+            copy_into(Etcd(settings), lead(settings), entries, "a.db")
+    begins = lead(settings)
+    with pytest.raises(JournalBroken, match=r"1000 entries of a\.db was interrupted: run .*--copy-from"):
+        opened(settings, begins)
+    begins.close()
+    assert copy_into(Etcd(settings), lead(settings), entries, "a.db") == 1000
+    journal = opened(settings)
+    assert list(journal.entries()) == entries
+    journal.close()
 
 
 def test_a_leader_that_was_only_late_goes_on(etcd: EtcdMembers, settings: EtcdSettings) -> None:

@@ -6,6 +6,7 @@ layout whose speed the job states; how long that takes stands in layout_times.py
 
 from __future__ import annotations
 
+from unicron.coordinator.job import FLOPS_MAX, WEIGHT_MAX
 from unicron.coordinator.state import TaskState
 from unicron.planner.cluster import Task, Workers
 
@@ -74,7 +75,7 @@ def demand_of(
 ) -> Task:
     """The planner's task. holds: slots by node before the event; surviving: whole replicas that it leaves; widest:
     slots of the widest node: a replica stays inside a node where it fits in one, else its tensor-parallel groups do.
-    relayout_s: slots -> seconds, of other layouts."""
+    relayout_s: slots -> seconds, of other layouts. A journal may hold numbers that no job may have any more."""
     layout = task.job.layout
     size = layout.replica_size
     held = sum(holds.values()) // size
@@ -85,10 +86,10 @@ def demand_of(
         name=task.name,
         workers=Workers(counts[0] * size, layout.dp * size, size),
         throughput={
-            **{slots: _in_other_layout(task, slots) for slots in others},
-            **{count * size: throughput_of(task, count) for count in counts},
+            **{slots: min(_in_other_layout(task, slots), FLOPS_MAX) for slots in others},
+            **{count * size: min(throughput_of(task, count), FLOPS_MAX) for count in counts},
         },
-        weight=task.job.weight,
+        weight=min(task.job.weight, WEIGHT_MAX),
         group=group,
         holds=holds,
         required=True,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from unicron.planner.cluster import NAME
@@ -39,6 +37,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     throughput: dict[int, float] = {}  # T(t, x): slots -> FLOP/s, as stated or modelled; {}: nothing is known
     measured: bool = True  # what it shows while it runs replaces that
     iteration_flop: float = 0.0  # FLOP of one iteration: makes FLOP/s of its speed; 0: only ratios of speeds count
+
+
+# Above any cluster's, and far below what the planner's products of them with seconds could hold.
+WEIGHT_MAX = 1e9
+FLOPS_MAX = 1e24  # FLOP/s of a task
+ITERATION_FLOP_MAX = 1e30
 
 
 def refusal_of(job: Job) -> str:
@@ -91,17 +95,17 @@ def _layout_refusal(first: Layout, other: Layout) -> str:
 
 def _planning_refusal(job: Job) -> str:
     layout = job.layout
-    if not math.isfinite(job.weight) or job.weight < 0:
-        return f"weight {job.weight} must be a number of 0 or more"
-    if not math.isfinite(job.iteration_flop) or job.iteration_flop < 0:
-        return f"iteration_flop {job.iteration_flop} must be a number of 0 or more"
+    if not 0 <= job.weight <= WEIGHT_MAX:
+        return f"weight {job.weight} must be a number of 0 to {WEIGHT_MAX:g}"
+    if not 0 <= job.iteration_flop <= ITERATION_FLOP_MAX:
+        return f"iteration_flop {job.iteration_flop} must be a number of 0 to {ITERATION_FLOP_MAX:g}"
     if not 0 <= job.replicas_min <= layout.dp:
         return f"replicas_min {job.replicas_min} is outside 0 to dp {layout.dp}"
     if job.replicas_unit < 1 or (job.replicas_min and (layout.dp - job.replicas_min) % job.replicas_unit):
         return f"replicas_unit {job.replicas_unit} does not lead from {job.replicas_min} to dp {layout.dp}"
     for slots, flops in job.throughput.items():
-        if not math.isfinite(flops) or flops < 0:
-            return f"throughput at {slots} slots is {flops}; give FLOP/s of 0 or more"
+        if not 0 <= flops <= FLOPS_MAX:
+            return f"throughput at {slots} slots is {flops}; give FLOP/s of 0 to {FLOPS_MAX:g}"
     if job.throughput:
         least = job.replicas_min or 1
         wanted = {r * layout.replica_size for r in range(least, layout.dp + 1)}

@@ -205,7 +205,7 @@ def copy_journal(settings: CoordinatorSettings, path: Path) -> int:
         if isinstance(answer, str):
             client.close()
             raise JournalProblem(f"a coordinator decides already ({answer}): end it, it began with another journal")
-        return copy_into(client, answer, list(source.entries()))
+        return copy_into(client, answer, list(source.entries()), str(path))
     finally:
         source.close()
 

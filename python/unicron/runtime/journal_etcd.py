@@ -2,6 +2,7 @@
 
     <prefix>/journal/<batch>/<part>   the entries of one step, in parts that fit a request
     <prefix>/head                     number of the last batch that is whole
+    <prefix>/copying                  while another journal is copied: what. Nobody begins with a part of it
 
 A batch counts from the transaction that writes its last part together with the head. Every transaction requires that
 the leader key is the one this journal was opened under, and the last one that the head is the batch before: so a
@@ -45,13 +46,35 @@ COPIED_TOGETHER_MAX = 256  # entries of another journal in one batch
 
 
 class EtcdJournal:
-    def __init__(self, etcd: Etcd, leadership: Leadership) -> None:
-        """The journal owns both from here on."""
+    def __init__(self, etcd: Etcd, leadership: Leadership, copies: str = "") -> None:
+        """The journal owns both from here on. copies: what is copied into it now; else JournalBroken where a copy was
+        interrupted."""
         self._etcd = etcd
         self._leadership = leadership
         self._prefix = etcd.settings.prefix
         self._mine = is_created_at(leadership.key, leadership.revision)
         self._head = self._read_head()
+        self._begin_copy(copies)
+
+    def _begin_copy(self, copies: str) -> None:
+        interrupted = self._read_copying()
+        if interrupted and not copies:
+            raise JournalBroken(
+                f"under {self._prefix!r} etcd has a part of a journal only, the copy of {interrupted} was interrupted:"
+                " run `unicron coordinator CONFIG --copy-from JOURNAL` again"
+            )
+        if self._head and copies and not interrupted:
+            raise JournalBroken(f"etcd has a journal under {self._prefix!r} already: give another etcd.prefix")
+        if not copies:
+            return
+        journal, head = f"{self._prefix}/journal/", f"{self._prefix}/head"
+        note = put(f"{self._prefix}/copying", copies.encode())
+        self._commit([self._mine], [note, delete_between(journal, journal + "~"), delete_between(head, head + "\0")])
+        self._head = 0
+
+    def end_copy(self) -> None:
+        copying = f"{self._prefix}/copying"
+        self._commit([self._mine], [delete_between(copying, copying + "\0")])
 
     @property
     def is_empty(self) -> bool:
@@ -141,6 +164,13 @@ class EtcdJournal:
             raise LeadershipLost(f"cannot read the journal in etcd: {problem}") from None
         return int(found[0]) if found else 0
 
+    def _read_copying(self) -> str:
+        try:
+            found = self._etcd.get(f"{self._prefix}/copying")
+        except EtcdProblem as problem:
+            raise LeadershipLost(f"cannot read the journal in etcd: {problem}") from None
+        return found[0].decode(errors="replace") if found else ""
+
     def close(self) -> None:
         self._leadership.close()
         self._etcd.close()
@@ -172,12 +202,18 @@ def cluster_clock_ms(etcd: Etcd, base_ms: float | None = None) -> float:
     return time.time() * 1000 - time.monotonic() * 1000 - kept
 
 
-def copy_into(etcd: Etcd, leadership: Leadership, entries: Sequence[bytes]) -> int:
-    """Another journal's entries into one that is empty; how many. Client and leadership are closed."""
-    with contextlib.closing(EtcdJournal(etcd, leadership)) as journal:
-        if not journal.is_empty:
-            raise JournalBroken(f"etcd has a journal under {etcd.settings.prefix!r} already: give another etcd.prefix")
+def copy_into(etcd: Etcd, leadership: Leadership, entries: Sequence[bytes], name: str) -> int:
+    """The entries of another journal, called name, into one that is empty or was to be a copy; how many. Client and
+    leadership are closed."""
+    try:
+        journal = EtcdJournal(etcd, leadership, copies=f"{len(entries)} entries of {name}")
+    except BaseException:
+        leadership.close()
+        etcd.close()
+        raise
+    with contextlib.closing(journal):
         cluster_clock_ms(etcd, (time.time() - time.monotonic()) * 1000)  # goes on with the clock of this machine
         for at in range(0, len(entries), COPIED_TOGETHER_MAX):
             journal.append(entries[at : at + COPIED_TOGETHER_MAX])
+        journal.end_copy()
     return len(entries)
