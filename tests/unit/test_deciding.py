@@ -12,7 +12,7 @@ from unicron.coordinator import events as on
 from unicron.coordinator.actions import WriteJournal
 from unicron.coordinator.deciding import _cluster, _question, facts_of, is_due
 from unicron.coordinator.demand import throughput_of
-from unicron.coordinator.job import FLOPS_MAX, WEIGHT_MAX, Job, refusal_of
+from unicron.coordinator.job import Job, refusal_of
 from unicron.coordinator.journal import AllocationDecided
 from unicron.coordinator.state import TaskState
 from unicron.coordinator.transitions import TaskPhase
@@ -24,6 +24,7 @@ from unicron.messages import (
     Saved,
     WorkerStatus,
 )
+from unicron.planner.cluster import FLOPS_MAX, WEIGHT_MAX
 from unicron.types import Layout, Stage
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from unicron.cli import main
 from unicron.planner import Cluster, Planner, PlannerProblem, check
+from unicron.planner.cluster import FLOPS_MAX, NUMBER_MAX, WEIGHT_MAX
 from unicron.planner.explain import explain
 from unicron.planner.planner import at_least
 from unicron.planner.situation import situation_of
@@ -66,11 +68,24 @@ def task(**changes: Any) -> dict[str, Any]:
         ({"failures": {"prior": 0.0}}, "failures.prior is 0.0"),
         ({"transitions": {"repair_s": float("nan")}}, "transitions.repair_s is nan"),
         ({"standbys": -1}, "standbys is -1"),
+        ({"tasks": [task(weight=1e300)]}, "weight 1e+300 must be"),
+        ({"tasks": [task(throughput={1: 1.0, 2: 1e308})]}, "throughput at 2 slots is 1e+308"),
+        ({"tasks": [task(relayout_s={2: 1e308})]}, "relayout_s at 2 slots is 1e+308"),
+        ({"failures": {"prior": 1e-300}}, "failures.prior is 1e-300"),
+        ({"failures": {"prior_slot_s": 1e308}}, "failures.prior_slot_s is 1e+308"),
     ],
 )
 def test_bad_input_is_refused_with_its_reason(changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(PlannerProblem, match=reason.replace(".", r"\.")):
+    with pytest.raises(PlannerProblem, match=re.escape(reason)):
         check(decoded(cluster(**changes)))
+
+
+def test_the_greatest_numbers_of_each_kind_can_be_planned_with() -> None:
+    for prior in (1 / NUMBER_MAX, NUMBER_MAX):
+        failures = {"prior": prior, "prior_slot_s": NUMBER_MAX, "slot_s": NUMBER_MAX}
+        huge = task(weight=WEIGHT_MAX, throughput={1: FLOPS_MAX, 2: FLOPS_MAX}, holds={"n0": 2})
+        planner = Planner(decoded(cluster(tasks=[huge, task(name="b")], failures=failures)))
+        assert planner.decision(("node:n0",)).allocation["a"] >= 1
 
 
 @pytest.mark.parametrize("event", ["slot:c", "slot:a@n1", "node:n7", "join:n0", "join:", "standby", "flood", "join:0"])

@@ -6,9 +6,8 @@ layout whose speed the job states; how long that takes stands in layout_times.py
 
 from __future__ import annotations
 
-from unicron.coordinator.job import FLOPS_MAX, WEIGHT_MAX
 from unicron.coordinator.state import TaskState
-from unicron.planner.cluster import Task, Workers
+from unicron.planner.cluster import FLOPS_MAX, WEIGHT_MAX, Task, Workers
 
 NOMINAL_FLOPS = 1e12  # FLOP/s of one slot of a task about which nothing is known: only ratios count then
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from unicron.planner.cluster import NAME
+from unicron.planner.cluster import FLOPS_MAX, NAME, WEIGHT_MAX
 from unicron.types import Budgets, Layout
 
 
@@ -39,9 +39,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     iteration_flop: float = 0.0  # FLOP of one iteration: makes FLOP/s of its speed; 0: only ratios of speeds count
 
 
-# Above any cluster's, and far below what the planner's products of them with seconds could hold.
-WEIGHT_MAX = 1e9
-FLOPS_MAX = 1e24  # FLOP/s of a task
 ITERATION_FLOP_MAX = 1e30
 
 

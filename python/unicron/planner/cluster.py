@@ -16,6 +16,10 @@ import msgspec
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 TASKS_MAX = 4096
 SLOTS_MAX = 1 << 20
+# Above any cluster's, and so far from what a double holds that no product of them leaves it.
+WEIGHT_MAX = 1e9
+FLOPS_MAX = 1e24  # FLOP/s of a task
+NUMBER_MAX = 1e18  # seconds, and failures; its inverse is the least that is above 0
 
 
 class PlannerProblem(ValueError):
@@ -151,8 +155,8 @@ def _check_task(task: Task, pool: int, widest: int) -> None:
     _whole(f"{who}: workers.min", workers.min, 1)
     _whole(f"{who}: workers.unit", workers.unit, 1)
     _whole(f"{who}: group", task.group, 1)
-    if not math.isfinite(task.weight) or task.weight < 0:
-        raise PlannerProblem(f"{who}: weight {task.weight} must be a number of 0 or more")
+    if not 0 <= task.weight <= WEIGHT_MAX:
+        raise PlannerProblem(f"{who}: weight {task.weight} must be a number of 0 to {WEIGHT_MAX:g}")
     if workers.max < workers.min:
         raise PlannerProblem(f"{who}: workers.max {workers.max} is below workers.min {workers.min}")
     if workers.max > SLOTS_MAX:
@@ -167,8 +171,8 @@ def _check_task(task: Task, pool: int, widest: int) -> None:
         raise PlannerProblem(f"{who}: reachable must be ascending counts of 1 or more, without repetition")
     for slots, seconds in task.relayout_s.items():
         _whole(f"{who}: relayout_s: slots", slots, 1)
-        if not math.isfinite(seconds) or seconds < 0:
-            raise PlannerProblem(f"{who}: relayout_s at {slots} slots is {seconds}; give seconds of 0 or more")
+        if not 0 <= seconds <= NUMBER_MAX:
+            raise PlannerProblem(f"{who}: relayout_s at {slots} slots is {seconds}; give 0 to {NUMBER_MAX:g} seconds")
     if task.group > widest:
         raise PlannerProblem(f"{who}: group {task.group} fits no node: the widest has {widest} usable slots")
     _check_throughput(task, who)
@@ -189,8 +193,8 @@ def _check_throughput(task: Task, who: str) -> None:
             flops = float(value)
         except ValueError:
             flops = math.nan
-        if not math.isfinite(flops) or flops < 0:
-            raise PlannerProblem(f"{who}: throughput at {slots} slots is {value}; give FLOP/s of 0 or more")
+        if not 0 <= flops <= FLOPS_MAX:
+            raise PlannerProblem(f"{who}: throughput at {slots} slots is {value}; give FLOP/s of 0 to {FLOPS_MAX:g}")
 
 
 def _few(numbers: Sequence[int]) -> str:
@@ -213,8 +217,8 @@ def _whole(what: str, value: int, least: int) -> None:
 
 
 def _numbers(where: str, struct: msgspec.Struct, positive: Iterable[str], others: Iterable[str]) -> None:
-    for names, least in ((positive, "above 0"), (others, "of 0 or more")):
+    for names, least in ((positive, 1 / NUMBER_MAX), (others, 0)):
         for name in names:
             value = getattr(struct, name)
-            if not math.isfinite(value) or value < 0 or (value == 0 and least == "above 0"):
-                raise PlannerProblem(f"{where}.{name} is {value}; give a number {least}")
+            if not least <= value <= NUMBER_MAX:
+                raise PlannerProblem(f"{where}.{name} is {value}; give a number of {least:g} to {NUMBER_MAX:g}")
