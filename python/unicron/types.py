@@ -9,7 +9,9 @@ width is ``Layout.dp`` replicas; ``EpochPlan.replicas`` says which of them are a
 
 from __future__ import annotations
 
+import bisect
 import enum
+import operator
 from collections.abc import Sequence
 
 import msgspec
@@ -193,6 +195,9 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnation: int = 0  # grows with every worker started on the node
 
 
+_rank_of = operator.attrgetter("rank")
+
+
 class EpochPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One version of a task's membership, as decided by the coordinator and journaled before it is sent."""
 
@@ -217,6 +222,9 @@ class EpochPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(m.rank for m in self.members)
 
     def member(self, rank: Rank) -> Member | None:
+        at = bisect.bisect_left(self.members, rank, key=_rank_of)  # of thousands; they come in the order of ranks
+        if at < len(self.members) and self.members[at].rank == rank:
+            return self.members[at]
         return next((m for m in self.members if m.rank == rank), None)
 
     def wounded(self) -> tuple[int, ...]:

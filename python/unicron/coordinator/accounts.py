@@ -43,7 +43,8 @@ def on_healed(step: Step, task: TaskState, body: Healed) -> None:
     task.healed[body.rank] = body
     task.awaiting.discard(body.rank)
     task.iteration = max(task.iteration, body.iteration)
-    step.touch(task)
+    if not task.awaiting:
+        step.touch(task)
 
 
 def on_saved(step: Step, task: TaskState, body: Saved) -> None:
@@ -98,7 +99,7 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
     task.is_adopted, task.standby_why = False, ""
     if kind is not None:
         note_transition(step, task, kind)
-    task.move("healed")
+    step.move_task(task, "healed")
     if not task.awaiting:  # else somebody may be anywhere: the next plan wounds everybody
         step.write(HealingClosed(task.name, task.epoch), reason)
     task.awaiting = set()

@@ -39,7 +39,7 @@ class Facts(NamedTuple):
 
 def facts_of(state: State) -> Facts:
     nodes = {n.name: n.slots for n in state.nodes.values() if n.is_usable}
-    wanting = [t for t in state.tasks.values() if not t.is_over and not t.is_held]
+    wanting = wanting_slots(state)
     stuck = frozenset(t.name for t in wanting if _is_stuck(state, t))
     for name in sorted(stuck):
         for node in _homes(state, state.tasks[name]).values():
@@ -47,6 +47,11 @@ def facts_of(state: State) -> Facts:
                 nodes[node] = nodes.get(node, 0) + 1
     ordered = dict(sorted(nodes.items(), key=lambda item: node_order(item[0])))
     return Facts(ordered, tuple(t.name for t in wanting), stuck)
+
+
+def wanting_slots(state: State) -> list[TaskState]:
+    """Oldest first."""
+    return [task for task in state.tasks.values() if not task.is_over and not task.is_held]
 
 
 def _is_stuck(state: State, task: TaskState) -> bool:
@@ -103,6 +108,7 @@ class Question:
 
     state: State
     facts: Facts
+    homes: dict[str, dict[Rank, str]]  # task -> where its roles are
     surviving: dict[str, int]  # task -> whole replicas that are still on usable nodes
     chosen: list[TaskState]
     gone: list[str]  # had slots; want or get none now
@@ -110,6 +116,9 @@ class Question:
     @property
     def before(self) -> Allocation:
         return self.state.allocation
+
+    def whole(self, task: TaskState) -> list[int]:
+        return _whole(self.state, self.facts, task, self.homes[task.name])
 
 
 def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Planned]:
@@ -146,17 +155,19 @@ def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Plann
 
 
 def _question(state: State, facts: Facts, without: set[str]) -> Question:
-    surviving = {name: len(_whole(state, facts, state.tasks[name])) for name in facts.tasks}
+    homes = {name: _homes(state, task) for name, task in state.tasks.items() if not task.is_over}
+    surviving = {name: len(_whole(state, facts, state.tasks[name], homes[name])) for name in facts.tasks}
     pool = sum(facts.nodes.values())
     chosen = admitted((state.tasks[name] for name in facts.tasks), surviving, pool, without)
     names = {task.name for task in chosen}
     gone = [name for name in state.allocation.targets if name not in names and name in state.tasks]
-    return Question(state, facts, surviving, chosen, gone)
+    homes |= {name: _homes(state, state.tasks[name]) for name in gone if name not in homes}
+    return Question(state, facts, homes, surviving, chosen, gone)
 
 
-def _whole(state: State, facts: Facts, task: TaskState) -> list[int]:
+def _whole(state: State, facts: Facts, task: TaskState, homes: dict[Rank, str]) -> list[int]:
     """Its replicas all of whose nodes are usable, to it."""
-    layout, homes = task.job.layout, _homes(state, task)
+    layout = task.job.layout
     replicas = sorted({layout.replica_of(rank) for rank in homes})
     return [r for r in replicas if all(_keeps(state, facts, task, homes[k]) for k in layout.replica_ranks(r))]
 
@@ -204,7 +215,7 @@ def _in_table(question: Question) -> Asked | None:
         return None
     if {task.name for task in planner.cluster.tasks} != {task.name for task in question.chosen} | {*question.gone}:
         return None
-    if any(_homes(question.state, task) != question.state.target(task.name) for task in question.chosen):
+    if any(question.homes[task.name] != question.state.target(task.name) for task in question.chosen):
         return None  # the tables count it where it was to go, and it stays where it lives
     renamed = None
     if question.gone:
@@ -283,7 +294,7 @@ def _held(question: Question, task: TaskState) -> list[str]:
     """The node of each of its roles that may stay: those of whole replicas. What a drained node still counts is for who
     cannot leave it."""
     nodes, layout = question.state.nodes, task.job.layout
-    homes, is_stuck = _homes(question.state, task), task.name in question.facts.stuck
+    homes, is_stuck = question.homes[task.name], task.name in question.facts.stuck
     parted = {layout.replica_of(rank) for rank, node in homes.items() if nodes[node].is_drained and not is_stuck}
     return [node for rank, node in homes.items() if layout.replica_of(rank) not in parted]
 
@@ -297,9 +308,10 @@ def _stranger_name(nodes: tuple[Node, ...]) -> str:
 def tables_for(state: State) -> Planner | None:
     """Plans for every one-step event from the allocation as it stands; None when nothing runs."""
     facts = facts_of(state)
-    surviving = {name: len(_whole(state, facts, state.tasks[name])) for name in facts.tasks}
+    homes = {name: _homes(state, state.tasks[name]) for name in facts.tasks}
+    surviving = {name: len(_whole(state, facts, state.tasks[name], homes[name])) for name in facts.tasks}
     chosen = [state.tasks[name] for name in facts.tasks if state.target(name)]
-    return Planner(_cluster(Question(state, facts, surviving, chosen, []), facts.nodes)) if chosen else None
+    return Planner(_cluster(Question(state, facts, homes, surviving, chosen, []), facts.nodes)) if chosen else None
 
 
 def failures_of(state: State) -> Failures:
@@ -344,10 +356,7 @@ def _at_home(question: Question, decision: Decision | None, layouts: dict[str, L
     if decision is None or not layouts:
         return decision
     states = question.state.tasks
-    there = {
-        name: len(_whole(question.state, question.facts, states[name])) * states[name].job.layout.replica_size
-        for name in layouts
-    }
+    there = {name: len(question.whole(states[name])) * states[name].job.layout.replica_size for name in layouts}
     moves = tuple(move for move in decision.moves if move.task not in layouts)
     return msgspec.structs.replace(decision, allocation={**decision.allocation, **there}, moves=moves)
 
@@ -357,7 +366,7 @@ def _targets(question: Question, decision: Decision | None, planned: Planned) ->
         return {}
     targets = _placed(question, decision, planned)
     for task in question.chosen:
-        survived = _whole(question.state, question.facts, task)
+        survived = question.whole(task)
         kept = {r for r in survived if targets.get(task.name, {}).items() >= _roles(question, task, r).items()}
         if survived and not kept and targets.get(task.name):
             return _first_fit(question, decision)  # nobody is moved away whole to make room
@@ -365,7 +374,7 @@ def _targets(question: Question, decision: Decision | None, planned: Planned) ->
 
 
 def _roles(question: Question, task: TaskState, replica: int) -> dict[Rank, str]:
-    homes = _homes(question.state, task)
+    homes = question.homes[task.name]
     return {rank: homes[rank] for rank in task.job.layout.replica_ranks(replica)}
 
 
@@ -390,7 +399,7 @@ def _first_fit(question: Question, decision: Decision) -> Targets:
     free = dict(question.facts.nodes)
     kept: Targets = {}
     for task in question.chosen:
-        survived = _whole(question.state, question.facts, task)
+        survived = question.whole(task)
         most = decision.allocation[task.name] // task.job.layout.replica_size
         kept[task.name] = {}
         for mine in [_roles(question, task, r) for r in survived[:most]]:
@@ -406,7 +415,7 @@ def _first_fit(question: Question, decision: Decision) -> Targets:
 def _assign(question: Question, task: TaskState, left: dict[str, int], slots: int) -> dict[Rank, str]:
     """Roles on `left` slots by node: who is there stays, lowest first, then free numbers."""
     roles: dict[Rank, str] = {}
-    for replica in _whole(question.state, question.facts, task):
+    for replica in question.whole(task):
         mine = _roles(question, task, replica)
         need = Counter(mine.values())
         if all(left.get(node, 0) >= count for node, count in need.items()):

@@ -16,7 +16,7 @@ def stop_task(step: Step, task: TaskState, cause: str) -> None:
     if task.is_over and task.outcome == "stopped":
         return
     step.write(TaskEnded(task.name, "stopped", cause), cause)
-    task.move("stop")
+    step.move_task(task, "stop")
     for node in _everywhere(step):
         tell_over(step, task, node)
     for incident in step.state.open_incidents(task.name):
@@ -26,7 +26,7 @@ def stop_task(step: Step, task: TaskState, cause: str) -> None:
 
 def finish_task(step: Step, task: TaskState, reason: str) -> None:
     step.write(TaskEnded(task.name, "done", reason), reason)
-    task.move("done")
+    step.move_task(task, "done")
     for node in _everywhere(step):
         tell_over(step, task, node)
     for incident in step.state.open_incidents(task.name):
@@ -61,4 +61,4 @@ def settle_exits(step: Step, task: TaskState) -> None:
     """FINISHING or STOPPING: over when nobody is left."""
     if not task.workers:
         cancel_timers(step, task, "no worker is left")
-        task.move("emptied")
+        step.move_task(task, "emptied")

@@ -71,6 +71,7 @@ WorkerFact = (
     | FromWorker
 )  # fmt: skip
 CHECK_MS = 100.0  # between two looks at the invariants while nothing but heartbeats comes
+ALWAYS_CHECKED = 256  # nodes and workers; of more the time between two looks grows with what a look takes
 
 
 class CoordinatorMachine:
@@ -86,20 +87,26 @@ class CoordinatorMachine:
         self._now_ms = now_ms
         if isinstance(event, Replayed):
             assert not self.state.is_started, "Replayed after Started"
+            self.state.version += 1
             apply_entry(event.entry, self.state)
             return ()
         step = Step(self.state, self.config, self._seed, now_ms)
         self._dispatch(step, event)
         if _changed_nothing(step, event):
             # Twice a second from every node: what is looked at here must not grow with the cluster.
-            if now_ms - self._checked_ms >= CHECK_MS:
+            if now_ms - self._checked_ms >= CHECK_MS * max(1.0, self._size() / ALWAYS_CHECKED):
                 self.invariants()
             return tuple(step.actions)
         settle_all(step)
         note_accounts(step)
         trim(self.state, self.config.incidents_kept_max, self.config.plans_kept_max)
-        self.invariants()
+        size = self._size()
+        if size <= ALWAYS_CHECKED or now_ms - self._checked_ms >= CHECK_MS * size / ALWAYS_CHECKED:
+            self.invariants()
         return tuple(step.actions)
+
+    def _size(self) -> int:
+        return len(self.state.nodes) + sum(len(task.workers) for task in self.state.tasks.values())
 
     def invariants(self) -> None:
         check(self.state, self.config)

@@ -38,6 +38,7 @@ class RoleMove:
     plan: EpochPlan  # announced
     reason: str
     begun_ms: float
+    num_participants: int
     prepared: set[str] = field(default_factory=set)  # workers whose groups stand
     ready: dict[str, MoveReady] = field(default_factory=dict)  # joiners that have their state
     is_switching: bool = False
@@ -120,7 +121,7 @@ def _maybe_announce(step: Step, task: TaskState) -> None:
     reason = f"ranks {sorted(wanted)} move to {places}: {why(step, task)}"
     members = {m.rank: m.worker for m in task.plan.members} | {rank: w.name for rank, w in seats.items()}
     plan = announced(step, task, Decision(PlanKind.MOVE, members, wanted, wanted, reason), task.job.layout)
-    task.moving = RoleMove(plan, reason, step.now_ms)
+    task.moving = RoleMove(plan, reason, step.now_ms, len(_participants(task, plan)))
     step.set_timer("move", task.name, step.config.move_ms_max, "the roles must have moved in this time")
     tell(step, task)
 
@@ -168,6 +169,8 @@ def on_move_ready(step: Step, task: TaskState, body: MoveReady) -> None:
         move.failed = f"{body.worker}: {body.error}"
     elif body.phase == "prepared":
         move.prepared.add(body.worker)
+        if len(move.prepared) < move.num_participants:
+            return  # of thousands only the last is looked at closely
     elif body.phase == "moved" and body.worker in _joiners(move.plan):
         move.ready[body.worker] = body
         task.iteration = max(task.iteration, body.iteration)

@@ -69,7 +69,7 @@ def on_hello(step: Step, name: str, hello: AgentHello) -> None:
         joined = NodeJoined(name, hello.incarnation, hello.slots, hello.understudies, hello.store, hello.store_key)
         step.write(joined, f"{name} says hello")
     node = step.state.nodes[name]
-    node.move("hello", step.now_ms)
+    step.move_node(node, "hello")
     node.is_connected, node.probe_answer, node.clock, node.hearing = True, "", hello.clock, Hearing.NONE
     node.control_network, node.state_network = hello.control_network, hello.state_network
     step.cancel_timer("verdict", name, "it is back")
@@ -173,7 +173,7 @@ def on_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
 def hear_again(step: Step, node: NodeState, reason: str) -> None:
     """It was silent, not disconnected: it is up again."""
     if node.phase is NodePhase.SUSPECT and node.is_connected:
-        node.move("heard", step.now_ms)
+        step.move_node(node, "heard")
         node.probe_answer = ""
         step.cancel_timer("verdict", node.name, reason)
         for task in step.state.tasks.values():
@@ -191,7 +191,7 @@ def suspect_node(step: Step, node: NodeState, trigger: str, reason: str) -> None
     if trigger == "disconnected":
         node.is_connected = False
     if node.phase is NodePhase.UP:
-        node.move(trigger, step.now_ms)
+        step.move_node(node, trigger)
     elif node.phase is not NodePhase.SUSPECT:
         step.refuse("not_up", f"{node.name} is {node.phase.value}")
         return
@@ -282,7 +282,7 @@ def lose_node(step: Step, node: NodeState, evidence: str) -> None:
             step.touch(task)
     since_ms = node.since_ms if node.phase is NodePhase.SUSPECT else step.now_ms
     step.write(NodeDeclaredLost(node.name, node.incarnation, evidence), evidence)
-    node.move("gone", step.now_ms)
+    step.move_node(node, "gone")
     node.is_connected = False
     for kind in ("verdict", "silence", *FITNESS_TIMERS):
         step.cancel_timer(kind, node.name, evidence)

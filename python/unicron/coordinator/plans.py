@@ -110,10 +110,10 @@ def _after(step: Step, task: TaskState, plan: EpochPlan) -> None:
         step.cancel_timer("stall", worker.name, "a plan is out")
     task.healed = {}
     if plan.kind is PlanKind.START:
-        task.move("started")
+        step.move_task(task, "started")
         task.awaiting = set()
         return
-    task.move("planned")
+    step.move_task(task, "planned")
     task.decided_ms = step.now_ms
     task.awaiting = set(plan.ranks)
     task.heal_iteration = task.iteration

@@ -48,13 +48,13 @@ def settle_recovery(step: Step, task: TaskState) -> None:
     task.reports = {k: r for k, r in task.reports.items() if not is_explained(task, r)}
     if not task.lost and not task.state_lost and not (task.reports and task.reports_ripe):
         if not task.reports and task.phase is TaskPhase.RECOVERING:
-            task.move("explained")
+            step.move_task(task, "explained")
         return
     if task.finished:
         _wait_for_the_last(step, task)
         return
     if task.phase is not TaskPhase.RECOVERING:
-        task.move("wounded")
+        step.move_task(task, "wounded")
         step.cancel_timer("heal", task.name, "a failure during the healing")
     refills = _refills(step, task)
     if refills.to_start:

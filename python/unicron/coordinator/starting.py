@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from unicron.coordinator.accounting import note_transition
 from unicron.coordinator.journal import RolesPlaced, TaskRestarted, TaskSuspended
 from unicron.coordinator.lifecycle import cancel_timers, stop_task
@@ -19,6 +21,7 @@ def start_all(step: Step, task: TaskState, reason: str) -> None:
     wanted = [(node, rank, Purpose.MEMBER) for rank, node in sorted(task.placement.items())]
     wanted += missing_understudies(step, task)
     start_workers(step, task, wanted, reason)
+    task.absent.clear()
     task.decided_ms = step.now_ms
     step.set_timer("join", task.name, step.config.join_ms_max, "every member must join")
 
@@ -28,16 +31,17 @@ def missing_understudies(step: Step, task: TaskState) -> list[tuple[str, Rank, P
     wanted: list[tuple[str, Rank, Purpose]] = []
     if not task.job.managed:
         return wanted
-    for name in sorted(set(task.placement.values())):
+    roles_by_node: dict[str, list[Rank]] = {}
+    for rank, home in sorted(task.placement.items()):
+        roles_by_node.setdefault(home, []).append(rank)
+    have = Counter(
+        w.node for w in task.workers.values() if w.purpose is Purpose.UNDERSTUDY and w.phase is not WorkerPhase.ENDING
+    )
+    for name, roles in sorted(roles_by_node.items()):
         node = step.state.nodes[name]
         if node.phase is not NodePhase.UP:
             continue
-        roles = sorted(rank for rank, home in task.placement.items() if home == name)
-        have = sum(
-            w.node == name and w.purpose is Purpose.UNDERSTUDY and w.phase is not WorkerPhase.ENDING
-            for w in task.workers.values()
-        )
-        for _ in range(min(task.job.understudies, node.understudies) - have):
+        for _ in range(min(task.job.understudies, node.understudies) - have[name]):
             wanted.append((name, roles[task.guesses % len(roles)], Purpose.UNDERSTUDY))
             task.guesses += 1
     return wanted
@@ -76,7 +80,8 @@ def settle_starting(step: Step, task: TaskState) -> None:
         start_workers(step, task, wanted, "it died before the first epoch")
         return
     here = [members[r] for r in task.placement if r in members]
-    ready = all(w.phase in (WorkerPhase.UP, WorkerPhase.READY) for w in here)
+    task.absent = {w.name for w in here if w.phase not in (WorkerPhase.UP, WorkerPhase.READY)}
+    ready = not task.absent
     up = all(step.state.nodes[n].phase is NodePhase.UP for n in task.placement.values())
     if not task.job.managed:
         _settle_unmanaged(step, task, ready and up)
@@ -110,7 +115,7 @@ def _go(step: Step, task: TaskState, members: dict[Rank, WorkerState]) -> None:
 def _settle_unmanaged(step: Step, task: TaskState, all_up: bool) -> None:
     if all_up:
         step.cancel_timer("join", task.name, "all workers are up")
-        task.move("started")
+        step.move_task(task, "started")
         close_started(step, task)
 
 
@@ -183,7 +188,7 @@ def restart_all(step: Step, task: TaskState, reason: str) -> None:
         _wait(step, task, f"{task.leaving}; {reason}")
         return
     step.write(TaskRestarted(task.name, task.restart_count + 1, reason), reason)
-    task.move("restarting")
+    step.move_task(task, "restarting")
     _end_all(step, task, reason)
     step.touch(task)
 
@@ -219,16 +224,16 @@ def _wait(step: Step, task: TaskState, reason: str) -> None:
     if task.leaving:
         note_transition(step, task, "stop")
     step.write(TaskSuspended(task.name, reason), reason)
-    task.move("waiting")
+    step.move_task(task, "waiting")
     step.touch(task)
 
 
 def settle_waiting(step: Step, task: TaskState) -> None:
     """WAITING, or SUSPENDED by a person. When nobody of it is left and its slots are free, it starts."""
     if task.is_held and task.phase is TaskPhase.WAITING:
-        task.move("held")
+        step.move_task(task, "held")
     elif not task.is_held and task.phase is TaskPhase.SUSPENDED:
-        task.move("released")
+        step.move_task(task, "released")
     for worker in list(task.workers.values()):
         end_worker(step, task, worker, f"the task is {task.phase.value}")
     if not task.workers and task.phase is TaskPhase.WAITING:
@@ -248,6 +253,6 @@ def _maybe_start(step: Step, task: TaskState) -> bool:
         return True
     step.write(RolesPlaced(task.name, target), reason)
     task.is_restarting = False
-    task.move("starting")
+    step.move_task(task, "starting")
     start_all(step, task, reason)
     return True

@@ -6,6 +6,7 @@ Fields marked (journal) are rebuilt by replay; the others are told again by the 
 from __future__ import annotations
 
 import enum
+import functools
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,9 @@ class NodeState:
     @property
     def is_usable(self) -> bool:
         """May tasks be given its slots? Suspicion alone takes nothing away."""
-        return self.phase is not NodePhase.LOST and not self.is_drained
+        # Not by way of is_drained: this is asked of every node of a large cluster.
+        is_free = not (self.drained_by_person or self.unfit or self.rest_ms > 0)
+        return is_free and self.phase is not NodePhase.LOST
 
     @property
     def beats(self) -> bool:
@@ -166,6 +169,8 @@ class TaskState:
     epoch: int = 0  # (journal) invariant: plan is None or plan.epoch == epoch, and it only grows
     epoch_floor: int = 0  # an agent knew a higher one (a journal was lost): never reuse it
     plan: EpochPlan | None = None  # (journal)
+    roles: dict[str, Rank] = field(default_factory=dict)  # worker -> its role in roles_of, a plan; role_of() keeps it
+    roles_of: EpochPlan | None = None
     plans: deque[tuple[int, frozenset[int]]] = field(default_factory=deque)  # (epoch, wounded)
     workers: dict[str, WorkerState] = field(default_factory=dict)  # live or ordered
     lost: dict[Rank, str] = field(default_factory=dict)  # roles of `plan` whose holder is dead
@@ -184,6 +189,7 @@ class TaskState:
     refills: dict[Rank, int] = field(default_factory=dict)
     joins: dict[int, int] = field(default_factory=dict)  # replica -> tries
     standby_tries: dict[str, int] = field(default_factory=dict)  # node -> times that standbys were started there
+    absent: set[str] = field(default_factory=set)  # STARTING: members that were not up yet at the last look
     is_adopted: bool = False  # the recovery under way is a standby node's: what it takes is learned apart
     standby_why: str = ""  # what was weighed when a node of it was lost, for people
     checkpoint: tuple[int, str] | None = None  # (journal)
@@ -221,6 +227,7 @@ class TaskState:
         return self.workers.get(member.worker) if member else None
 
     def role_of(self, worker: str) -> Rank | None:
+        """Its role in the present plan."""
         """The role this worker holds in the present plan."""
         if self.plan is None:
             return None
@@ -235,6 +242,8 @@ class State:
     term: int = 0  # (journal)
     gpu: str = ""  # type of this cluster's slots, from the configuration
     is_started: bool = False
+    version: int = 0  # grows with every entry and every change of a node's or a task's phase
+    version_decided: int = -1  # of which is known that the allocation is that of its facts
     nodes: dict[str, NodeState] = field(default_factory=dict)
     tasks: dict[str, TaskState] = field(default_factory=dict)
     incidents: dict[str, Incident] = field(default_factory=dict)  # (journal)
@@ -262,6 +271,7 @@ class State:
         return [i for i in self.incidents.values() if i.task == task and i.is_open]
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def node_order(name: str) -> tuple[int, str]:
     """n2 before n10; any other naming gets some fixed order."""
     return len(name), name

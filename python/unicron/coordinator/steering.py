@@ -7,7 +7,7 @@ a moment after a decision, so that they do not delay it.
 
 from __future__ import annotations
 
-from unicron.coordinator.deciding import decide, facts_of, is_due, tables_for
+from unicron.coordinator.deciding import decide, facts_of, is_due, tables_for, wanting_slots
 from unicron.coordinator.journal import AllocationDecided
 from unicron.coordinator.state import TaskState
 from unicron.coordinator.step import Step
@@ -17,8 +17,13 @@ CLUSTER = "cluster"  # subject of the timers that are no task's
 
 def settle_allocation(step: Step) -> None:
     state = step.state
+    if state.version == state.version_decided:
+        return
+    if not state.allocation.tasks and not wanting_slots(state):
+        return  # a cluster of thousands that comes up is nobody's yet
     facts = facts_of(state)
     if not is_due(state, facts):
+        state.version_decided = state.version
         return
     before = state.allocation
     allocation, state.planned = decide(state, facts, step.now_ms)

@@ -43,8 +43,17 @@ class Step:
         self.has_freed = False  # a slot, or a node: tasks that wait for one must look again
 
     def write(self, entry: Entry, reason: str) -> None:
+        self.state.version += 1
         apply_entry(entry, self.state)
         self.actions.append(WriteJournal(entry, reason))
+
+    def move_node(self, node: NodeState, trigger: str) -> None:
+        self.state.version += 1
+        node.move(trigger, self.now_ms)
+
+    def move_task(self, task: TaskState, trigger: str) -> None:
+        self.state.version += 1
+        task.move(trigger)
 
     def send(self, node: str, message: ToAgent, reason: str) -> None:
         """To a node that is not UP nothing is sent: its next hello tells what it lacks."""

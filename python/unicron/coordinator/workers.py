@@ -12,7 +12,7 @@ from unicron.coordinator.journal import WorkersStarted
 from unicron.coordinator.lifecycle import stop_task
 from unicron.coordinator.state import Purpose, TaskState, WorkerState, node_order
 from unicron.coordinator.step import Step
-from unicron.coordinator.transitions import WorkerPhase
+from unicron.coordinator.transitions import TaskPhase, WorkerPhase
 from unicron.diagnosis.counts import moment_of
 from unicron.messages import (
     EndWorker,
@@ -54,16 +54,19 @@ def start_workers(
     """One order a node. layout: to build for, where that is not the present one.
 
     Ids grow with every worker of the node, so an id is never used twice."""
-    homes = sorted(set(task.placement.values()) or {node for node, _, _ in wanted}, key=node_order)
+    by_node: dict[str, list[tuple[Rank, Purpose]]] = {}
+    for node, rank, purpose in wanted:
+        by_node.setdefault(node, []).append((rank, purpose))
+    homes = sorted({*task.placement.values()} or by_node, key=node_order)
+    index_of = {node: index for index, node in enumerate(homes)}
     first = step.state.nodes.get(homes[0])
     # Another port at every start, so that a socket of the last one that lingers is in nobody's way.
     chance = zlib.crc32(f"{step.seed}/{task.name}/{task.restart_count}".encode())
     port = step.config.master_port_first + chance % step.config.master_port_count
-    for node in sorted({node for node, _, _ in wanted}, key=node_order):
+    for node in sorted(by_node, key=node_order):
         number = step.state.worker_counts.get(node, 0)
         started = tuple(
-            (f"{node}.w{number + i}", number + i, rank, purpose)
-            for i, (rank, purpose) in enumerate((r, p) for n, r, p in wanted if n == node)
+            (f"{node}.w{number + i}", number + i, rank, purpose) for i, (rank, purpose) in enumerate(by_node[node])
         )
         step.write(
             WorkersStarted(
@@ -77,7 +80,7 @@ def start_workers(
             epoch=task.epoch,
             workers=tuple((n, i, r, p is not Purpose.MEMBER) for n, i, r, p in started),
             warm_up=tuple(n for n, _, _, p in started if p is Purpose.STANDBY),
-            node_rank=homes.index(node) if node in homes else len(homes),
+            node_rank=index_of.get(node, len(homes)),
             nnodes=max(len(homes), 1),
             master_port=0 if task.job.managed else port,
             master_address=host_of(first.store) if first else "",
@@ -127,7 +130,14 @@ def is_member(task: TaskState, worker: WorkerState) -> bool:
 
 
 def on_worker_up(step: Step, task: TaskState, message: WorkerUp) -> None:
+    """Of thousands that get up, only those are looked at closely after which there is something to do."""
     note_status(step, task, message.status)
+    worker = task.workers.get(message.status.worker)
+    is_spare = worker is not None and worker.purpose is Purpose.UNDERSTUDY
+    if task.phase is TaskPhase.STARTING and (is_spare or task.absent):
+        return
+    if task.phase is TaskPhase.RUNNING and is_spare and not (task.lost or task.reports):
+        return
     step.touch(task)
 
 
@@ -140,6 +150,10 @@ def note_status(step: Step, task: TaskState, status: WorkerStatus) -> None:
         step.refuse("stale_incarnation", f"{status.worker}: {status.incarnation}")
         return
     worker.move("ready" if status.ready else "up")
+    if worker.name in task.absent:  # said by WorkerUp, or by a heartbeat that came before it
+        task.absent.discard(worker.name)
+        if not task.absent:
+            step.touch(task)
     if worker.purpose is Purpose.UNDERSTUDY and worker.phase is WorkerPhase.READY:
         task.understudies_lost = 0
     if status.stage is Stage.DONE:
