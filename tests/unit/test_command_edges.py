@@ -16,12 +16,14 @@ import pytest
 from several import Cluster
 from unicron.cli import main
 from unicron.messages import Reply, Request
-from unicron.runtime import keys
+from unicron.runtime import key_rotation, keys
 from unicron.runtime.agent_daemon import run_with_template
 from unicron.runtime.agent_process import AgentSettings
 from unicron.runtime.client import CoordinatorClient, RequestUnfit
 from unicron.runtime.coordinator_daemon import new_client
 from unicron.runtime.coordinator_settings import EtcdSettings
+from unicron.runtime.dashboard import DashboardProblem, _read_token
+from unicron.runtime.dashboard_settings import DashboardSettings
 from unicron.runtime.files import FileProblem, convert
 from unicron.runtime.framing import SOCKET_PATH_BYTES_MAX, listen
 from unicron.runtime.job_file import JobFile
@@ -216,9 +218,20 @@ def test_key_files_that_are_none(tmp_path: Path, said: Any, monkeypatch: pytest.
     assert f"cannot read the key file {folder / 'client.key'}: Is a directory: give" in said(
         "ps", "--keys", str(folder)
     )
+    (folder / "revoked").write_bytes(b"\xff")
+    with pytest.raises(keys.KeyProblem, match=r"cannot read .*revoked .*: restore it"):
+        key_rotation.revoked(folder)
     (tmp_path / "file").touch()
     with pytest.raises(keys.KeyProblem, match="Not a directory: give the directory"):
         keys.load(tmp_path / "file" / "agent.key")
+
+
+def test_a_token_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(b"\xff" * 40)
+    path.chmod(0o600)
+    with pytest.raises(DashboardProblem, match="letters and digits"):
+        _read_token(DashboardSettings("0.0.0.0:0", str(path)), "0.0.0.0")
 
 
 # ------------------------------------------------------------ the rest

@@ -172,7 +172,7 @@ def _flags(path: Path) -> str:
 
 def _owner(path: Path) -> str:
     try:
-        return (path.parent / OWNER_FILE).read_text(encoding="utf-8")
+        return (path.parent / OWNER_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

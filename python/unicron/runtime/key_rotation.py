@@ -102,6 +102,8 @@ def revoked(directory: Path) -> dict[str, str]:
         lines = (directory / REVOKED).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return {}
+    except (OSError, UnicodeDecodeError) as error:  # whom it refuses must not come in because it cannot be read
+        raise KeyProblem(f"cannot read {directory / REVOKED} ({error}): restore it, or move it away") from None
     return {key: name for key, _, name in (line.partition(" ") for line in lines) if len(key) == Z85_CHARS}
 
 
