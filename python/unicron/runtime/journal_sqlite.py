@@ -63,7 +63,7 @@ class SqliteJournal:
     def _refuse_what_is_none(self, connection: sqlite3.Connection) -> None:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         found = connection.execute(
-            "SELECT name FROM sqlite_schema WHERE type='table' AND name NOT LIKE 'sqlite~_%' ESCAPE '~'"
+            "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite~_%' ESCAPE '~'"
         )
         tables = {name for (name,) in found}
         others = sorted(tables - {"entries"} if version else tables)  # ours gets its table and its version together
