@@ -166,7 +166,7 @@ def test_a_drained_node_is_emptied_and_used_again() -> None:
     assert all(w.node == "n1" for w in cluster.tasks()["a"].workers.values() if w.purpose == "member")
     assert "n0 is drained" in cluster.machine.state.allocation.trigger
     assert not cluster.ask(on.DrainRequested("d", "n0", True)).ok
-    assert cluster.ask(on.DrainRequested("d", "n9", True)).error.startswith("no node n9")
+    assert cluster.ask(on.DrainRequested("d", "n9", True)).error.startswith("no node 'n9'")
     cluster.ask(on.DrainRequested("d", "n0", False))
     assert cluster.placed() == {"a": 3}
 

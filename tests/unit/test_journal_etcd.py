@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from etcd_members import EtcdMembers, Wire
@@ -140,6 +142,24 @@ def test_a_journal_with_a_hole_is_refused(settings: EtcdSettings) -> None:
     with pytest.raises(JournalBroken, match="batch 2"):
         list(journal.entries())
     journal.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("head", b"abc"), ("head", b"-1"), ("head", b"\xff"), ("head", b"9" * 400), ("journal/foo", b"x"),
+     ("journal/f\udcff", b"x"), ("clock", b"noon"), ("clock", b"nan")],
+)  # fmt: skip
+def test_what_another_program_keeps_there_is_named(settings: EtcdSettings, key: str, value: bytes) -> None:
+    settings = msgspec.structs.replace(settings, prefix=f"strangers/{key}/{value[:9]!r}")
+    client = Etcd(settings)
+    client.transaction([], [put(f"{settings.prefix}/{key}", value)], [])
+    leadership = lead(settings)
+    with pytest.raises(JournalBroken, match=r"in etcd is not unicron's .*: give another etcd.prefix"):
+        with contextlib.closing(EtcdJournal(Etcd(settings), leadership)) as journal:
+            list(journal.entries())
+            cluster_clock_ms(client)
+    leadership.close()
+    client.close()
 
 
 def test_a_leader_that_is_cut_off_stops_before_it_is_followed(etcd: EtcdMembers, settings: EtcdSettings) -> None:

@@ -7,8 +7,11 @@ what to do.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import io
+import os
 import sys
 
 # verb -> (module, what it does)
@@ -59,6 +62,24 @@ def usage() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a locale without é, a name that is no text: shown, not died of
+            stream.reconfigure(errors="backslashreplace")
+    code = 0
+    try:
+        code = _main(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        if not code and not isinstance(error, BrokenPipeError):  # who stopped reading (`| head`) knows that himself
+            sys.stderr.write(f"unicron: cannot write to stdout: {error.strerror or error}\n")
+        with contextlib.suppress(OSError, ValueError):  # the buffer would fail once more when the interpreter ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code or 1
+    return code
+
+
+def _main(arguments: list[str] | None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())

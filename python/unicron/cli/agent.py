@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from unicron.cli.common import Interface, Keys, Problem, StateInterface
+from unicron.cli.common import INT_MAX, Interface, Keys, Problem, StateInterface
 
 
 def main(
     coordinator: Annotated[str, typer.Option(help="host:port of the coordinator; of several: with commas between.")],
-    slots: Annotated[int, typer.Option(min=1, help="Workers this node can hold.")],
-    understudies: Annotated[int, typer.Option(min=0, help="Warm processes beside them.")] = 1,
+    slots: Annotated[int, typer.Option(min=1, max=INT_MAX, help="Workers this node can hold.")],
+    understudies: Annotated[int, typer.Option(min=0, max=INT_MAX, help="Warm processes beside them.")] = 1,
     node: Annotated[str, typer.Option(help="Name of the node; default Slurm's, else the host's.")] = "",
     host: Annotated[
         str, typer.Option(help="Another word for --interface, of an address or a host's name; auto: the route's.")
@@ -25,7 +25,8 @@ def main(
     keys: Keys = "",
     run_dir: Annotated[Path, typer.Option(help="For its sockets; default by uid.")] = Path(""),
     incarnation: Annotated[
-        int, typer.Option(min=0, help="Number of this life; 0: one more than the last on its run directory.")
+        int,
+        typer.Option(min=0, max=INT_MAX, help="Number of this life; 0: one more than the last on its run directory."),
     ] = 0,
     metrics: Annotated[
         str, typer.Option(help="host:port of /metrics, /healthz and /readyz; empty for none.")

@@ -35,7 +35,7 @@ def main(
     benches = {path.stem.removeprefix(PREFIX): path for path in sorted(folder().glob(f"{PREFIX}*.py"))}
     if not name:
         for known, path in benches.items():
-            print(f"{known:<12} {path.read_text().splitlines()[0].strip(chr(34))}")
+            print(f"{known:<12} {path.read_text(encoding='utf-8').splitlines()[0].strip(chr(34))}")
         return
     if name not in benches:
         raise Problem(f"no bench {name!r}: {', '.join(benches)}", 2)

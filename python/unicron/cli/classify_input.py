@@ -99,7 +99,10 @@ def _of_stream(name: str, stream: BinaryIO, kind: Kind) -> Iterator[Answer]:
     elif kind is Kind.LOGS:
         raise Problem(f"{name} is not a folder: --kind logs wants one with a log per rank", 2)
     else:
-        yield Answer(name, _of_text(head, stream, kind))
+        found = _of_text(head, stream, kind)
+        if not found.evidence and not _is_text(head):
+            raise Problem(f"{name} is not text in UTF-8: give a log, JSON lines, an error.json or a folder of dumps")
+        yield Answer(name, found)
 
 
 def _kind_of(head: bytes) -> Kind:
@@ -162,6 +165,11 @@ def _of_text(head: bytes, stream: BinaryIO, kind: Kind) -> Diagnosis:
     reader = Reader()
     reader.read_unranked(text_lines(head, stream), labelled=kind is Kind.SLURM or lines.is_labelled(first))
     return diagnose(reader.ranks)
+
+
+def _is_text(head: bytes) -> bool:
+    text = head.decode("utf-8", "replace")
+    return (text.count("\ufffd") + text.count("\0")) * BINARY_SHARE <= len(text)
 
 
 def text_lines(head: bytes, stream: BinaryIO) -> Iterator[str]:

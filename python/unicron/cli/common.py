@@ -11,12 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from unicron.runtime.client import CoordinatorRefused, CoordinatorSilent, from_environment
+from unicron.runtime.client import CoordinatorRefused, CoordinatorSilent, RequestUnfit, from_environment
 from unicron.runtime.files import FileProblem
 from unicron.runtime.journal_problem import JournalProblem
 from unicron.runtime.keys import KeyProblem
 
 FAILURE = 1
+INT_MAX = 2**31 - 1  # of an option that counts or names a number
 WIDTH = 200  # of a table that goes into a pipe or a file
 KNOWN_PROBLEMS = (
     CoordinatorRefused,
@@ -25,6 +26,7 @@ KNOWN_PROBLEMS = (
     JournalProblem,
     KeyProblem,
     OSError,
+    RequestUnfit,
 )
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]

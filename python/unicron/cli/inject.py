@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, Problem, print_json
+from unicron.cli.common import INT_MAX, Coordinator, Json, Keys, Problem, print_json
 from unicron.faults.kinds import ALIASES, FaultKind, FaultPoint
 
 FAULTS = tuple(kind.name.lower() for kind in FaultKind)
@@ -16,10 +16,12 @@ POINTS = (*ALIASES, *(point.name.lower() for point in FaultPoint))
 def main(
     fault: Annotated[str, typer.Argument(help=", ".join(FAULTS))],
     task: Annotated[str, typer.Option(help="Never guessed: a fault must not hit a stranger's task.")],
-    rank: Annotated[int, typer.Option(help="The role whose worker it hits.")] = 0,
-    iteration: Annotated[int, typer.Option(help="-1: the next time it passes.")] = -1,
+    rank: Annotated[int, typer.Option(min=0, max=INT_MAX, help="The role whose worker it hits.")] = 0,
+    iteration: Annotated[int, typer.Option(min=-1, max=INT_MAX, help="-1: the next time it passes.")] = -1,
     point: Annotated[str, typer.Option(help=", ".join(POINTS))] = "now",
-    micro_batch: Annotated[int, typer.Option(help="-1: any. In the reduction the segment's number.")] = -1,
+    micro_batch: Annotated[
+        int, typer.Option(min=-1, max=INT_MAX, help="-1: any. In the reduction the segment's number.")
+    ] = -1,
     coordinator: Coordinator = "",
     keys: Keys = "",
     json: Json = False,

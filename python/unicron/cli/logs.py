@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, Problem, print_json
+from unicron.cli.common import INT_MAX, Coordinator, Json, Keys, Problem, print_json
 
 FOLLOW_S = 0.2
 
@@ -17,7 +17,7 @@ FOLLOW_S = 0.2
 def main(
     task: Annotated[str, typer.Argument(help="May be left out when there is one.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the logs grow.")] = False,
-    rank: Annotated[int, typer.Option(help="Only this rank; -1: all.")] = -1,
+    rank: Annotated[int, typer.Option(min=-1, max=INT_MAX, help="Only this rank; -1: all.")] = -1,
     stream: Annotated[str, typer.Option(help="stdout, stderr or both.")] = "both",
     log_dir: Annotated[str, typer.Option(help="Where they are; else the coordinator is asked.")] = "",
     coordinator: Coordinator = "",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, order
+from unicron.cli.common import INT_MAX, Coordinator, Json, Keys, order
+
+SIZE = re.compile(r"[0-9]{1,10}")
 
 
 def main(
@@ -24,8 +27,8 @@ def main(
     Example: unicron reshape gpt-small 2,1,2
     """
     sizes = layout.split(",")
-    if len(sizes) != 3 or not all(size.strip().isdigit() and int(size) > 0 for size in sizes):
-        raise typer.BadParameter(f"layout {layout!r}: give tp,pp,dp, three numbers above 0, for example 2,1,2")
+    if len(sizes) != 3 or not all(SIZE.fullmatch(size.strip()) and 0 < int(size) <= INT_MAX for size in sizes):
+        raise typer.BadParameter(f"layout {layout!r}: give tp,pp,dp, each from 1 to {INT_MAX}, for example 2,1,2")
     wanted = dict(zip(("tp", "pp", "dp"), map(int, sizes), strict=True))
     if optimizer not in ("", "plain", "distributed"):
         raise typer.BadParameter(f"optimizer {optimizer!r}: plain or distributed")

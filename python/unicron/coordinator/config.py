@@ -5,7 +5,11 @@ Defaults are for one machine or one data centre; a test or the simulator passes 
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+
+MAY_BE_ZERO = ("_delay_ms", "transfer_")  # at once; never slow
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,3 +64,11 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     # unmanaged scripts
     master_port_first: int = 29_500
     master_port_count: int = 2_000
+
+    def __post_init__(self) -> None:
+        for name, value in msgspec.structs.asdict(self).items():
+            if isinstance(value, str):
+                continue
+            may_be_zero = any(part in name for part in MAY_BE_ZERO)
+            if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+                raise ValueError(f"{name} is {value}: give a number {'of 0 or more' if may_be_zero else 'above 0'}")

@@ -10,8 +10,8 @@ from unicron.coordinator.transitions import TERMINAL, NodePhase, TaskPhase
 
 
 def check(state: State, config: CoordinatorConfig) -> None:
-    assert len(state.tasks) <= config.tasks_max
-    assert len(state.nodes) <= config.nodes_max
+    assert len(state.tasks) <= config.tasks_max, f"{len(state.tasks)} tasks, machine.tasks_max is {config.tasks_max}"
+    assert len(state.nodes) <= config.nodes_max, f"{len(state.nodes)} nodes, machine.nodes_max is {config.nodes_max}"
     owners: dict[str, str] = {}
     for task in state.tasks.values():
         for name, worker in task.workers.items():

@@ -6,7 +6,8 @@ gives the state a coordinator needs to go on; the live machine changes that part
 function, so the two cannot drift apart.
 
 MessagePack with one version byte, like messages.py; an entry that cannot be read stops the coordinator by name
-(skipping a decision would be worse than not starting).
+(skipping a decision would be worse than not starting). Later versions read what earlier ones wrote, so a new version
+of the format leaves JOURNAL_VERSION_MIN where it is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from unicron.messages import UNREADABLE
 from unicron.types import EpochPlan, Rank
 
 JOURNAL_VERSION = 2
+JOURNAL_VERSION_MIN = 2  # the oldest that is read
 
 
 class _Entry(msgspec.Struct, frozen=True, tag_field="entry", tag=True, forbid_unknown_fields=True):
@@ -217,7 +219,7 @@ Entry = (
 
 
 class JournalUnreadable(ValueError):
-    """An entry of another version, truncated or unknown."""
+    """An entry of another version, truncated or unknown. Of `decode_entry` the text goes on after the entry's name."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -230,10 +232,25 @@ def encode_entry(entry: Entry) -> bytes:
 
 def decode_entry(data: bytes) -> Entry:
     if not data:
-        raise JournalUnreadable("empty journal entry")
-    if data[0] != JOURNAL_VERSION:
-        raise JournalUnreadable(f"journal entry version {data[0]}, this unicron reads {JOURNAL_VERSION}")
+        raise JournalUnreadable(damaged("it is empty"))
+    if data[0] > JOURNAL_VERSION:
+        raise JournalUnreadable(_newer(f"version {data[0]}, this one reads {JOURNAL_VERSION}"))
+    if data[0] < JOURNAL_VERSION_MIN:
+        raise JournalUnreadable(
+            f"was written by an older unicron (version {data[0]}, this one reads {JOURNAL_VERSION_MIN} and later):"
+            " use one between the two first"
+        )
     try:
         return _decoder.decode(memoryview(data)[1:])
+    except msgspec.ValidationError as error:  # whole, and with a kind or a field that is not known here
+        raise JournalUnreadable(_newer(str(error))) from None
     except UNREADABLE as error:
-        raise JournalUnreadable(str(error)) from None
+        raise JournalUnreadable(damaged(str(error))) from None
+
+
+def _newer(how: str) -> str:
+    return f"was written by a newer unicron ({how}): use that one, or the copy of the journal made before the upgrade"
+
+
+def damaged(how: str) -> str:
+    return f"is damaged ({how}): restore the copy of the journal"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import singledispatch
 
 import msgspec
@@ -14,6 +15,7 @@ from unicron.coordinator.journal import (
     EpochDecided,
     HealingClosed,
     IncidentRecorded,
+    JournalUnreadable,
     NodeChecked,
     NodeDeclaredLost,
     NodeDrained,
@@ -31,10 +33,29 @@ from unicron.coordinator.journal import (
     ThroughputMeasured,
     TransitionMeasured,
     WorkersStarted,
+    damaged,
+    decode_entry,
 )
 from unicron.coordinator.state import NodeState, Purpose, State, TaskState, WorkerState
 from unicron.coordinator.transitions import TERMINAL, NodePhase, TaskPhase, WorkerPhase
 from unicron.types import PlanKind, Severity
+
+MISFITS = (AssertionError, LookupError, TypeError, ValueError)  # what entries that are whole, and no history, end in
+
+
+def replay(entries: Iterable[bytes], place: str, apply: Callable[[Entry], object]) -> int:
+    """Every entry decoded and applied in order; how many. JournalUnreadable names the entry of `place` that cannot be,
+    and says what to do."""
+    number = 0
+    for number, data in enumerate(entries, 1):
+        try:
+            apply(decode_entry(data))
+        except JournalUnreadable as problem:
+            raise JournalUnreadable(f"entry {number} of {place} {problem}") from None
+        except MISFITS as error:
+            how = damaged(f"it does not fit the entries before it: {error!r}")
+            raise JournalUnreadable(f"entry {number} of {place} {how}") from error
+    return number
 
 
 @singledispatch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from unicron.coordinator import fitness
@@ -127,8 +129,8 @@ def on_drain(step: Step, request_id: str, name: str, drained: bool) -> None:
     node = step.state.nodes.get(name)
     error = ""
     if node is None:
-        known = ", ".join(sorted(step.state.nodes, key=node_order)) or "none"
-        error = f"no node {name}; known: {known}"
+        known = ", ".join(sorted(step.state.nodes, key=node_order))
+        error = f"no node {name!r}; {f'known: {known}' if known else 'no agent has said hello yet'}"
     elif node.drained_by_person == drained and (drained or not node.is_drained):
         error = f"node {name} is {'drained' if drained else 'not drained'} already"
     if error or node is None:
@@ -178,8 +180,14 @@ def on_fault(step: Step, event: FaultRequested) -> None:
 
 
 def _no_task(step: Step, name: str) -> str:
-    known = ", ".join(sorted(step.state.tasks)) or "none"
-    return f"no task {name}; known: {known}"
+    return no_task(name, sorted(step.state.tasks))
+
+
+def no_task(name: str, known: Sequence[str]) -> str:
+    if not known:
+        return f"no task {name!r}: there are no tasks" if name else "there are no tasks"
+    listed = ", ".join(known)
+    return f"no task {name!r}; known: {listed}" if name else f"name a task: {listed}"
 
 
 def job_from(arguments: dict[str, object]) -> Job:

@@ -77,7 +77,7 @@ def judge(suite: runner.Suite, scenario: Scenario, layout: Layout, wanted: str) 
 
 def known(path: Path, layout: str, optimizer: str) -> dict[int, str]:
     """Seeds that passed, and the digest that each ended in."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = [json.loads(line) for line in lines]
     return {
         r["seed"]: r["digest"] for r in found if r["passed"] and (r["layout"], r["optimizer"]) == (layout, optimizer)
@@ -107,7 +107,7 @@ def main() -> int:
                 wrong += not result["passed"]
                 print(f"{seed}: {'passed' if result['passed'] else result['reasons']}: {result['says']}", flush=True)
                 line = {"layout": options.layout, "optimizer": optimizer, "seed": seed, "reference": wanted, **result}
-                with open(options.into, "a") as file:
+                with open(options.into, "a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
                 if not result["passed"]:
                     suite.renew()  # the next one shall not suffer from this one

@@ -67,7 +67,7 @@ def run_row(row: Row, wanted: Sequence[tuple[str, Case]], folder: Path) -> Itera
 
 def known(path: Path) -> dict[Key, dict[str, Any]]:
     """Results so far, the newest of each case."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return {key_of(result): result for result in map(json.loads, lines)}
 
 
@@ -119,7 +119,7 @@ def _one_row(row: Row, wanted: list[tuple[str, Case]], options: argparse.Namespa
     folder = options.folder / row.name
     try:
         for result in run_row(row, wanted, folder):
-            with open(options.into, "a") as file:
+            with open(options.into, "a", encoding="utf-8") as file:
                 file.write(json.dumps(result) + "\n")
     except (WatchProblem, ClusterProblem) as problem:
         print(f"{row.name}: {problem}", file=sys.stderr)

@@ -150,7 +150,7 @@ class Recorder:
             "tied": [list(span) for span in tied_spans(model)],
         }
         staging = self.folder / f".state_{self.rank}.{os.getpid()}"
-        staging.write_text(json.dumps(facts))
+        staging.write_text(json.dumps(facts), encoding="utf-8")
         os.replace(staging, self.folder / f"state_{self.rank}.json")
 
 

@@ -54,7 +54,7 @@ def load(folder: Path) -> Run:
         for line in lines(path):
             run.forwards[rank, line["iteration"], line["micro_batch"]] += 1
     for path in sorted(folder.glob("state_*.json")):
-        state = json.loads(path.read_text())
+        state = json.loads(path.read_text(encoding="utf-8"))
         run.states[state["rank"]] = state
         run.weights[state["rank"]] = np.load(folder / f"weights_{state['rank']}.npy")
     for path in folder.glob("digests_*.jsonl"):

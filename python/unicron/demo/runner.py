@@ -337,7 +337,7 @@ def _arguments(scenario: Scenario, folder: Path, extra: int, magnitudes: bool) -
 
 def is_alive(pid: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return False
     return state not in "ZX"

@@ -79,7 +79,7 @@ def main() -> None:
 def told_end(folder: Path) -> float:
     """Iterations to train, when whoever watches has seen what it wants; else without end."""
     try:
-        return int((folder / "end").read_text())
+        return int((folder / "end").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return math.inf
 

@@ -233,7 +233,7 @@ class Watch:
         self._look()
         ahead = 5 + math.ceil(1000 * END_AHEAD_S / self._usual_ms) if self._usual_ms else self._planned
         new = self._folder / "end.new"
-        new.write_text(str(max(wants.iterations, self.seen.iteration + ahead)))
+        new.write_text(str(max(wants.iterations, self.seen.iteration + ahead)), encoding="utf-8")
         new.rename(self._folder / "end")
         self._is_told_end = True
 

@@ -57,7 +57,7 @@ class Calibration(NamedTuple):
 @functools.cache
 def stored() -> dict[str, Any]:
     """calibration.json, as it is."""
-    text = resources.files("unicron.performance").joinpath("calibration.json").read_text()
+    text = resources.files("unicron.performance").joinpath("calibration.json").read_text(encoding="utf-8")
     result: dict[str, Any] = json.loads(text)
     return result
 

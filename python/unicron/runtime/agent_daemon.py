@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from unicron.runtime.agent_process import AgentProcess, AgentSettings
+from unicron.runtime.files import FileProblem, make_folder
+from unicron.runtime.framing import path_problem
 
 STOP_S_MAX = 10.0
 
@@ -17,7 +19,9 @@ def run_with_template(settings: AgentSettings, imports: str) -> int:
     if settings.template:
         return AgentProcess(settings).run()
     directory = Path(settings.run_dir)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if problem := path_problem(settings.template_path):
+        raise FileProblem(f"--run-dir is too long ({problem}): give a shorter one")
+    make_folder(directory, "--run-dir")
     lifeline_end, lifeline = os.pipe()
     arguments = ["--socket", str(settings.template_path), "--import", imports]
     arguments += ["--lifeline", str(lifeline_end)]

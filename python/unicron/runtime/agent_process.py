@@ -82,7 +82,7 @@ from unicron.runtime.beats import AgentBeats
 from unicron.runtime.clock import clock_id, now_ms
 from unicron.runtime.coordinator_link import CoordinatorLink, endpoints_of
 from unicron.runtime.ending import Ending, rise, settle
-from unicron.runtime.files import write_atomically
+from unicron.runtime.files import FileProblem, make_folder, write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
 from unicron.runtime.hardware import HardwareWatch
 from unicron.runtime.holding import why_held
@@ -143,7 +143,7 @@ class AgentProcess:
         host = networks.control.address
         tell_networks(log, networks)
         directory = Path(settings.run_dir)
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(directory, "folder of the agent's sockets")
         key_directory = Path(settings.keys)
         self._own = own = keys.load(key_directory / "agent.key")
         self._worker_key = keys.load(key_directory / "worker.key")
@@ -588,7 +588,7 @@ class AgentProcess:
 def _next_incarnation(directory: Path) -> int:
     path = directory / "incarnation"
     try:
-        last = int(path.read_text())
+        last = int(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         last = 0
     write_atomically(path, str(last + 1))
@@ -606,7 +606,7 @@ def main(arguments: list[str] | None = None) -> int:
     settings = msgspec.json.decode(options.config.read_bytes(), type=AgentSettings)
     try:
         process = AgentProcess(settings, options.lifeline)
-    except (OSError, keys.KeyProblem) as problem:
+    except (OSError, FileProblem, keys.KeyProblem) as problem:
         sys.stderr.write(f"unicron agent: {problem}\n")
         return 1
     return process.run()

@@ -93,7 +93,7 @@ def adopt_orphans() -> None:
 
 
 def _redirect(stdout: str, stderr: str) -> None:
-    with open(os.devnull) as nothing:
+    with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     for target, path in ((1, stdout), (2, stderr)):
         if not path:
@@ -111,7 +111,7 @@ def set_title(title: str) -> None:
     """What ps shows: the arguments' own memory is written over. Best effort."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         _libc.prctl(PR_SET_NAME, b"unicron-worker", 0, 0, 0)
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end
         room = end - start
         if 0 < room < 1 << 20:

@@ -36,6 +36,18 @@ class CoordinatorRefused(Exception):
     """It answered no; the text is the coordinator's own line."""
 
 
+class RequestUnfit(Exception):
+    """What is asked is nothing that a message could hold: it was not sent."""
+
+
+def _why_unfit(error: Exception) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object!r} is no text in UTF-8: give the name as `unicron ps` or `unicron nodes` shows it"
+    if isinstance(error, OverflowError):
+        return "a number in the request has more than 64 bits: give a smaller one"
+    return f"{error}: give less"
+
+
 class CoordinatorClient:
     def __init__(self, address: str, server_keys: str | Sequence[str], pair: keys.KeyPair) -> None:
         """address: host:port, or several with commas between; whichever listens is the one that decides. server_keys:
@@ -61,10 +73,14 @@ class CoordinatorClient:
 
     def ask(self, verb: str, *, timeout_ms: int = ANSWER_MS_MAX, **arguments: Any) -> Any:
         """The result of a request that was granted."""
+        try:
+            request = encode(Request(verb, arguments))
+        except (MessageRefused, OverflowError, UnicodeEncodeError) as error:
+            raise RequestUnfit(_why_unfit(error)) from None
         deadline = time.monotonic() + timeout_ms / 1000
         socket = self._connected(timeout_ms)
         if socket is not None:
-            socket.send(encode(Request(verb, arguments)))
+            socket.send(request)
         if socket is None or not socket.poll(int(max(0.0, deadline - time.monotonic()) * 1000)):
             self.close()  # a late answer must not be taken for the next one's
             self._sockets = self._connect()
@@ -135,7 +151,7 @@ def _local_cluster(adds_tasks: bool) -> tuple[str, str]:
     found = [
         path
         for path in Path(tempfile.gettempdir()).glob(f"{LOCAL_PREFIX}*/{ADDRESS_FILE}")
-        if path.stat().st_uid == os.getuid() and _listens(path.read_text())
+        if path.stat().st_uid == os.getuid() and _listens(path.read_text(encoding="utf-8"))
     ]
     if len(found) > 1:
         choices = "".join(f"\n  {_flags(path)}  # {_label(path)}" for path in sorted(found))
@@ -147,16 +163,16 @@ def _local_cluster(adds_tasks: bool) -> tuple[str, str]:
             f"the cluster that runs here belongs to `{owner}`: start one of your own (`unicron coordinator --help`), or"
             f" say that you mean that one: {_flags(found[0])}"
         )
-    return found[0].read_text(), str(found[0].parent / "keys")
+    return found[0].read_text(encoding="utf-8"), str(found[0].parent / "keys")
 
 
 def _flags(path: Path) -> str:
-    return f"--coordinator {path.read_text().removeprefix('tcp://')} --keys {path.parent}/keys"
+    return f"--coordinator {path.read_text(encoding='utf-8').removeprefix('tcp://')} --keys {path.parent}/keys"
 
 
 def _owner(path: Path) -> str:
     try:
-        return (path.parent / OWNER_FILE).read_text()
+        return (path.parent / OWNER_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -178,7 +194,9 @@ def _tasks(path: Path) -> list[str]:
     directory = path.parent / "keys"
     try:
         pair = keys.load(directory / "client.key")
-        with CoordinatorClient(path.read_text(), key_rotation.publics(directory, "coordinator"), pair) as client:
+        with CoordinatorClient(
+            path.read_text(encoding="utf-8"), key_rotation.publics(directory, "coordinator"), pair
+        ) as client:
             return [row["task"] for row in client.ask("ps", timeout_ms=LABEL_MS_MAX)]
     except (CoordinatorSilent, CoordinatorRefused, keys.KeyProblem, OSError):
         return []

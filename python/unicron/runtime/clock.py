@@ -13,7 +13,7 @@ def now_ms() -> float:
 
 def clock_id() -> str:
     """Equal for processes that read one monotonic clock: same boot of a kernel, same time namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     try:
         namespace = os.readlink("/proc/self/ns/time")
     except OSError:  # kernels before 5.6 have none

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -177,6 +178,8 @@ def new_client(settings: EtcdSettings) -> Etcd:
     from unicron.runtime.election import LEASE_S_MIN
     from unicron.runtime.etcd import Etcd
 
+    if not (math.isfinite(settings.request_s) and settings.request_s > 0):
+        raise FileProblem(f"etcd.request_s is {settings.request_s}: give seconds above 0")
     try:
         # whoever hangs on one member must be able to ask another one while its lease lasts
         client = Etcd(msgspec.structs.replace(settings, request_s=min(settings.request_s, settings.lease_s / 2)))

@@ -46,9 +46,10 @@ from unicron.coordinator.events import (
     Started,
     TimerFired,
 )
-from unicron.coordinator.journal import JournalUnreadable, NodeDeclaredLost, decode_entry, encode_entry
+from unicron.coordinator.journal import JournalUnreadable, NodeDeclaredLost, encode_entry
 from unicron.coordinator.machine import CoordinatorMachine
 from unicron.coordinator.nodes import turned_away
+from unicron.coordinator.replay import MISFITS, replay
 from unicron.coordinator.speaking import foreign
 from unicron.coordinator.state import Hearing
 from unicron.messages import (
@@ -125,6 +126,7 @@ class CoordinatorProcess:
     ) -> None:
         """The process closes the journal, also when this raises; the ending stays its owner's."""
         self._journal, self._ending, self._term = journal, ending, term
+        self._journal_name = settings.journal_name
         directory = Path(settings.keys)
         try:
             pair = keys.load(directory / "coordinator.key")
@@ -224,16 +226,28 @@ class CoordinatorProcess:
         return 0
 
     def _begin(self) -> None:
-        count = 0
-        for entry in self._journal.entries():
-            self._machine.step(Replayed(decode_entry(entry)), self._now_ms())
-            count += 1
+        count = replay(
+            self._journal.entries(),
+            self._journal_name,
+            lambda entry: self._machine.step(Replayed(entry), self._now_ms()),
+        )
         log.info("listening on %s, %d journal entries", self.endpoint, count)
         if self._metrics is not None and self._exposition is not None:
             self._metrics.begin(self._machine.state, self._now_ms())
             self._exposition.watch(self._families, lambda: "")
-        self._step(Started())
+        self._perform(self._started())
         log.info("term %d begins", self._machine.state.term)
+
+    def _started(self) -> tuple[Action, ...]:
+        """The first step, which looks at everything that the entries made."""
+        try:
+            return self._machine.step(Started(), self._now_ms())
+        except MISFITS as error:
+            log.debug("the journal does not fit", exc_info=True)
+            raise JournalUnreadable(
+                f"{self._journal_name} cannot be gone on with ({error!r}): restore the copy of the journal, or what"
+                " `machine:` in the configuration was when it was written"
+            ) from None
 
     def _families(self) -> Iterable[Metric]:
         assert self._metrics is not None
@@ -295,7 +309,10 @@ class CoordinatorProcess:
         return True
 
     def _step(self, event: Event) -> None:
-        actions = self._machine.step(event, self._now_ms())
+        self._perform(self._machine.step(event, self._now_ms()))
+
+    def _perform(self, actions: tuple[Action, ...]) -> None:
+        """The order that everything rests on: first the journal, then what is sent."""
         entries = [encode_entry(a.entry) for a in actions if isinstance(a, WriteJournal)]
         began = time.perf_counter()
         self._journal.append(entries)

@@ -32,3 +32,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     gpu: str = ""  # type of the slots (H100-80GB ...): what `unicron submit` models T(t, x) for; "": no GPUs
     webhook: WebhookSettings | None = None  # alerts, by HTTP POST
     machine: CoordinatorConfig = CoordinatorConfig()
+
+    @property
+    def journal_name(self) -> str:
+        """Which journal it is, for people."""
+        return f"the journal under {self.etcd.prefix!r} in etcd" if self.etcd is not None else self.journal

@@ -269,7 +269,7 @@ def _read_token(settings: DashboardSettings, host: str) -> str:
         return ""
     path = Path(settings.token_file)
     try:
-        mode, token = path.stat().st_mode, path.read_text().strip()
+        mode, token = path.stat().st_mode, path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         raise DashboardProblem(f"dashboard.token_file {path}: {error.strerror}") from None
     if mode & (stat.S_IRGRP | stat.S_IROTH):

@@ -94,7 +94,7 @@ class Etcd:
             answer = self.read(question)
             revision = revision or int(answer["header"]["revision"])
             for each in answer.get("kvs", ()):
-                key = base64.b64decode(each["key"]).decode()
+                key = base64.b64decode(each["key"]).decode(errors="surrogateescape")  # a stranger's need not be text
                 yield key, value_of(each)[0]
                 first = key + "\0"
             if not answer.get("more"):
@@ -116,7 +116,7 @@ class Etcd:
 
 
 def coded(text: str | bytes) -> str:
-    return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
+    return base64.b64encode(text.encode(errors="surrogateescape") if isinstance(text, str) else text).decode()
 
 
 def value_of(found: dict[str, Any]) -> tuple[bytes, int]:

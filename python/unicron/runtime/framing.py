@@ -29,6 +29,7 @@ FDS_PER_FRAME_MAX = 250  # the kernel takes 253; an arena of the largest GPU has
 FDS_HELD_MAX = 256
 READ_BYTES = 1 << 16
 BACKLOG = 256
+SOCKET_PATH_BYTES_MAX = 107  # sun_path, without the byte that ends it
 
 PLAN_FRAME = 1  # agent -> worker: an epoch's plan, with the touched ranks for the native monitor
 MESSAGE_FRAME = 2  # agent -> worker: any other message
@@ -188,10 +189,20 @@ def peer_pid(connection: socket.socket) -> int:
     return int(struct.unpack("iII", credentials)[0])
 
 
+def path_problem(path: Path) -> str:
+    """The kernel's bound on the name of a Unix socket, in words; '' where it is kept."""
+    size = len(os.fsencode(path))
+    if size <= SOCKET_PATH_BYTES_MAX:
+        return ""
+    return f"{size} bytes with /{path.name}, {SOCKET_PATH_BYTES_MAX} at most"
+
+
 def listen(path: Path) -> socket.socket:
     """A Unix socket 0600. A stale file (nobody listens) is replaced; a living owner is a clear
     error.
     """
+    if problem := path_problem(path):
+        raise OSError(errno.ENAMETOOLONG, f"cannot listen on {path}: its path is too long ({problem})")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_stale(path)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

@@ -22,7 +22,7 @@ def why_held(pid: int, proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> s
 
 def _tracer(path: Path) -> int:
     try:
-        for line in path.read_text().splitlines():
+        for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith("TracerPid:"):
                 return int(line.split()[1])
     except (OSError, ValueError, IndexError):
@@ -33,7 +33,7 @@ def _tracer(path: Path) -> int:
 def _frozen(path: Path, cgroups: Path) -> str:
     """Its frozen control group. A frozen ancestor freezes it too, and both kernels' files say so in its own folder."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
     for line in lines:
@@ -51,6 +51,6 @@ def _frozen(path: Path, cgroups: Path) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError:
         return ""

@@ -14,9 +14,11 @@ overwritten.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -43,6 +45,9 @@ PACKED_BYTES_MIN = 512
 PLAIN, PACKED = b"\x01", b"\x02"  # first byte of a batch: MessagePack of entries, or that packed by zlib
 RETRY_S = 0.1
 COPIED_TOGETHER_MAX = 256  # entries of another journal in one batch
+SHOWN_MAX = 60  # of a value that is not ours
+
+N = TypeVar("N", int, float)
 
 
 class EtcdJournal:
@@ -97,7 +102,7 @@ class EtcdJournal:
         first = f"{self._prefix}/journal/"
         try:
             for key, value in self._etcd.items(first, first + "~"):
-                of = int(key.removeprefix(first).partition("/")[0])
+                of = _parsed(key, key.removeprefix(first).partition("/")[0])
                 if of != number and parts:
                     yield number, parts
                 number, parts = of, value if of != number else parts + value
@@ -148,7 +153,7 @@ class EtcdJournal:
         """It was refused: because it was done before (an answer was lost), or because we do not lead."""
         leader, head = (answer.get("response_range", {}).get("kvs", []) for answer in answers)
         revision = value_of(leader[0])[1] if leader else None
-        found = int(value_of(head[0])[0]) if head else 0
+        found = _parsed(f"{self._prefix}/head", value_of(head[0])[0]) if head else 0
         outcome = refused_append(revision, self._leadership.revision, found, self._head)
         if outcome == "followed":
             self._leadership.lose()
@@ -162,7 +167,7 @@ class EtcdJournal:
             found = self._etcd.get(f"{self._prefix}/head")
         except EtcdProblem as problem:
             raise LeadershipLost(f"cannot read the journal in etcd: {problem}") from None
-        return int(found[0]) if found else 0
+        return _parsed(f"{self._prefix}/head", found[0]) if found else 0
 
     def _read_copying(self) -> str:
         try:
@@ -192,13 +197,25 @@ def unpack(batch: bytes) -> list[bytes]:
         raise JournalBroken(f"the journal in etcd cannot be read: {error}") from None
 
 
+def _parsed(key: str, text: bytes | str, kind: type[N] = int) -> N:
+    """What we keep under this key is a number: whatever else lies there is somebody else's."""
+    try:
+        number = kind(text)
+        if math.isfinite(number) and (kind is float or number >= 0):
+            return number
+    except (ValueError, OverflowError):
+        pass
+    shown = repr(text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX])
+    raise JournalBroken(f"{key!r} in etcd is not unicron's ({shown} is no number of it): give another etcd.prefix")
+
+
 def cluster_clock_ms(etcd: Etcd, base_ms: float | None = None) -> float:
     """What to add to our monotonic clock, so that all coordinators of the cluster read one clock, as far as their
     wall clocks agree. base_ms: where it begins, unless it began already."""
     key = f"{etcd.settings.prefix}/clock"
     base = repr(base_ms or 0.0).encode()
     _, answers = etcd.transaction([is_absent(key)], [put(key, base), read(key)], [read(key)])
-    kept = float(value_of(answers[-1]["response_range"]["kvs"][0])[0])
+    kept = _parsed(key, value_of(answers[-1]["response_range"]["kvs"][0])[0], float)
     return time.time() * 1000 - time.monotonic() * 1000 - kept
 
 

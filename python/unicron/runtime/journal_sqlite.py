@@ -10,6 +10,7 @@ is the machine's (coordinator/journal.py).
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,11 +23,14 @@ ENTRY_BYTES_MAX = 8 << 20
 
 
 class SqliteJournal:
-    def __init__(self, path: Path, *, lock_wait_s: float = LOCK_WAIT_S, pages_max: int = 0) -> None:
-        """pages_max: bound on the file's size, in pages (0: the disk's)."""
-        self.path = path
+    def __init__(
+        self, path: Path, *, lock_wait_s: float = LOCK_WAIT_S, pages_max: int = 0, called: Path | None = None
+    ) -> None:
+        """pages_max: bound on the file's size, in pages (0: the disk's). called: its name for people, of a copy."""
+        self.path = called or path
         with self._named():
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._refuse_before_it_is_touched(path)
             self._connection = sqlite3.connect(path, timeout=lock_wait_s, isolation_level=None)
         try:
             with self._named():
@@ -37,26 +41,55 @@ class SqliteJournal:
 
     def _prepare(self, pages_max: int) -> None:
         run = self._connection.execute
-        # one coordinator at a time; the kernel frees it at our death
         run("PRAGMA locking_mode=EXCLUSIVE")  # one coordinator; freed when it dies
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=FULL")
         if pages_max:
             run(f"PRAGMA max_page_count={int(pages_max)}")
         run("BEGIN IMMEDIATE")
-        (version,) = run("PRAGMA user_version").fetchone()
+        self._refuse_what_is_none(self._connection)
+        run("CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, entry BLOB NOT NULL)")
+        run(f"PRAGMA user_version={SCHEMA_VERSION}")
+        run("COMMIT")
+
+    def _refuse_before_it_is_touched(self, path: Path) -> None:
+        """Another program's database shall not even change its mode. A look without locks sees what is checkpointed,
+        and proves nothing where it fails: the one under the lock follows."""
+        with contextlib.suppress(sqlite3.Error):
+            look = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+            with contextlib.closing(look):
+                self._refuse_what_is_none(look)
+
+    def _refuse_what_is_none(self, connection: sqlite3.Connection) -> None:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        found = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite~_%' ESCAPE '~'"
+        )
+        tables = {name for (name,) in found}
+        others = sorted(tables - {"entries"} if version else tables)  # ours gets its table and its version together
+        if others and not (version > SCHEMA_VERSION and "entries" in tables):
+            raise JournalBroken(
+                f"{self.path} is a database of another program (it has the table {others[0]}): give the journal a path"
+                " of its own"
+            )
         if version not in (0, SCHEMA_VERSION):
             raise JournalBroken(
                 f"{self.path} is a journal of version {version}, this one reads {SCHEMA_VERSION}:"
                 " use the unicron that wrote it"
             )
-        run("CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, entry BLOB NOT NULL)")
-        run(f"PRAGMA user_version={SCHEMA_VERSION}")
-        run("COMMIT")
 
     def entries(self) -> Iterator[bytes]:
+        """In order. JournalBroken names the first that is missing, or is none."""
         with self._named():
-            for (entry,) in self._connection.execute("SELECT entry FROM entries ORDER BY number"):
+            found = self._connection.execute("SELECT number, entry FROM entries ORDER BY number")
+            for expected, (number, entry) in enumerate(found, 1):
+                if number != expected:
+                    raise JournalBroken(f"entry {expected} of {self.path} is missing: restore the copy of the journal")
+                if not isinstance(entry, bytes):
+                    kind = type(entry).__name__
+                    raise JournalBroken(
+                        f"entry {number} of {self.path} is damaged ({kind}, not bytes): restore the copy of the journal"
+                    )
                 yield entry
 
     def append(self, entries: Sequence[bytes]) -> None:
@@ -99,4 +132,26 @@ def _problem(path: Path, error: sqlite3.Error) -> JournalProblem:
         return JournalFull(
             f"no space for the journal {path}: free some and start the coordinator again; training goes on meanwhile"
         )
+    if primary in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) and (
+        why := _unwritable(path)
+    ):
+        return JournalBroken(f"the journal {path} cannot be written: {why}")
+    if primary == sqlite3.SQLITE_CORRUPT:
+        return JournalBroken(f"the journal {path} is damaged ({error}): restore the copy of it")
+    if primary == sqlite3.SQLITE_NOTADB:
+        return JournalBroken(
+            f"{path} is no journal ({error}): restore the copy of it, or give the journal another path"
+        )
     return JournalBroken(f"the journal {path} cannot be used: {error}")
+
+
+def _unwritable(path: Path) -> str:
+    """What the disk's error is about, if it is that."""
+    for place in (path.parent, path):
+        if place.exists() and os.statvfs(place).f_flag & os.ST_RDONLY:
+            return (
+                f"{place} lies on a file system that is mounted read-only: mount it for writing, or give another path"
+            )
+        if place.exists() and not os.access(place, os.W_OK):
+            return f"{place} is read-only for this user: give the user the right to write, or give another path"
+    return ""

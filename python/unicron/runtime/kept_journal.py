@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
 
-from unicron.coordinator.journal import Accounted, JournalUnreadable, decode_entry
-from unicron.coordinator.replay import apply_entry
+from unicron.coordinator.journal import Accounted, Entry, JournalUnreadable
+from unicron.coordinator.replay import apply_entry, replay
 from unicron.coordinator.state import State
 from unicron.runtime.files import FileProblem
 from unicron.runtime.journal_problem import JournalProblem
@@ -29,20 +30,20 @@ def find_journal(place: Path) -> Path:
 def read_state(path: Path) -> tuple[State, float]:
     """(the state it makes, the last time in it). It is read as a copy: a coordinator that runs keeps its lock."""
     state, now_ms = State(), 0.0
+
+    def apply(entry: Entry) -> None:
+        nonlocal now_ms
+        if isinstance(entry, Accounted):
+            now_ms = max(now_ms, entry.at_ms)
+        apply_entry(entry, state)
+
     with tempfile.TemporaryDirectory(prefix="unicron-read-") as folder:
         for each in path.parent.glob(f"{path.name}*"):
-            shutil.copy(each, folder)
+            shutil.copyfile(each, Path(folder) / each.name)  # without its mode: the copy is written
         try:
-            journal = SqliteJournal(Path(folder) / path.name)
-            try:
-                for data in journal.entries():
-                    entry = decode_entry(data)
-                    if isinstance(entry, Accounted):
-                        now_ms = max(now_ms, entry.at_ms)
-                    apply_entry(entry, state)
-            finally:
-                journal.close()
+            with contextlib.closing(SqliteJournal(Path(folder) / path.name, called=path)) as journal:
+                replay(journal.entries(), str(path), apply)
         except (JournalProblem, JournalUnreadable) as problem:
-            raise FileProblem(f"{path} cannot be read: {problem}") from None
+            raise FileProblem(str(problem)) from None
     told = [at_ms for incident in state.incidents.values() for at_ms, _ in incident.timeline]
     return state, max([now_ms, *told])

@@ -99,9 +99,11 @@ def revoke(directory: Path, who: str) -> str:
 def revoked(directory: Path) -> dict[str, str]:
     """{public key: whose}."""
     try:
-        lines = (directory / REVOKED).read_text().splitlines()
+        lines = (directory / REVOKED).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return {}
+    except (OSError, UnicodeDecodeError) as error:  # whom it refuses must not come in because it cannot be read
+        raise KeyProblem(f"cannot read {directory / REVOKED} ({error}): restore it, or move it away") from None
     return {key: name for key, _, name in (line.partition(" ") for line in lines) if len(key) == Z85_CHARS}
 
 
@@ -109,7 +111,12 @@ def present(directory: Path, role: str) -> str:
     """Where only the pair lies, its public half."""
     path = directory / f"{role}.pub"
     pair = directory / f"{role}.key"
-    return load_public(str(path if path.exists() or not pair.exists() else pair))
+    if path.exists() or not pair.exists():
+        return load_public(str(path))
+    try:
+        return load_public(str(pair))
+    except KeyProblem:  # few need the pair, all need the public half: that one is missed
+        raise KeyProblem(f"no {path}: copy it from where the keys were made") from None
 
 
 def publics(directory: Path, role: str) -> list[str]:

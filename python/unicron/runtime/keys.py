@@ -17,10 +17,14 @@ from __future__ import annotations
 import json
 import os
 import stat
+import struct
 from pathlib import Path
 
 import msgspec
 import zmq
+from zmq.utils import z85
+
+from unicron.runtime.files import make_folder
 
 ROLES = ("coordinator", "agent", "client", "worker")
 Z85_CHARS = 40  # 32 bytes
@@ -51,9 +55,12 @@ def save(pair: KeyPair, path: Path, *, replace: bool = False) -> None:
     """
     text = json.dumps({"public": pair.public, "secret": pair.secret}) + "\n"
     staging = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "w") as file:
+        descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise KeyProblem(f"cannot write {path}: {error.strerror}: give a directory that you may write") from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -66,7 +73,7 @@ def save(pair: KeyPair, path: Path, *, replace: bool = False) -> None:
     finally:
         staging.unlink(missing_ok=True)
     public = path.with_suffix(".pub")
-    public.write_text(pair.public + "\n")
+    public.write_text(pair.public + "\n", encoding="utf-8")
 
 
 def load(path: Path) -> KeyPair:
@@ -76,12 +83,18 @@ def load(path: Path) -> KeyPair:
     except FileNotFoundError:
         text = f"no key file {path}: make one with `unicron keys {path.parent}`"
         raise KeyProblem(text) from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
     if stat.S_IMODE(info.st_mode) & 0o077:
         raise KeyProblem(f"{path} can be read by others: chmod 600 {path}")
     if info.st_size > KEY_FILE_BYTES_MAX:
         raise KeyProblem(f"{path} is not a key file: {info.st_size} bytes")
     try:
-        pair = msgspec.json.decode(path.read_bytes(), type=KeyPair)
+        data = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    try:
+        pair = msgspec.json.decode(data, type=KeyPair)
         matches = zmq.curve_public(pair.secret.encode()) == pair.public.encode()
     except (msgspec.DecodeError, zmq.ZMQError, ValueError) as error:
         raise KeyProblem(f"{path} is not a key file: {error}") from None
@@ -90,25 +103,42 @@ def load(path: Path) -> KeyPair:
     return pair
 
 
+def _unreadable(path: Path, error: OSError) -> KeyProblem:
+    where = "give the directory that `unicron keys` made (--keys, UNICRON_KEYS)"
+    return KeyProblem(f"cannot read the key file {path}: {error.strerror}: {where}")
+
+
+def is_public(text: str) -> bool:
+    if len(text) != Z85_CHARS:
+        return False
+    try:
+        z85.decode(text.encode())
+    except (KeyError, ValueError, struct.error):  # not its letters, or a number beyond its 32 bits
+        return False
+    return True
+
+
 def load_public(text_or_path: str) -> str:
     """A public key given as Z85, as a .pub file or as a .key file."""
     path = Path(text_or_path)
-    if len(text_or_path) == Z85_CHARS and not path.exists():  # Z85 knows the slash, too
+    if is_public(text_or_path) and not path.exists():  # Z85 knows the slash, too
         return text_or_path
     if path.suffix == ".key":
         return load(path).public
     try:
-        text = path.read_text().strip()
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         raise KeyProblem(f"no public key in {path}: {error.strerror}") from None
-    if len(text) != Z85_CHARS:
-        raise KeyProblem(f"{path} holds no public key (40 characters of Z85)")
+    if not is_public(text):
+        raise KeyProblem(
+            f"{path} holds no public key (40 characters of Z85): copy it again from where the keys were made"
+        )
     return text
 
 
 def make_directory(directory: Path, *, replace: bool = False) -> dict[str, KeyPair]:
     """The four pairs of a cluster."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(directory, "directory of the keys")
     existing = [role for role in ROLES if (directory / f"{role}.key").exists()]
     if existing and not replace:
         path = directory / f"{existing[0]}.key"

@@ -105,7 +105,7 @@ class LocalCluster:
         self._dashboard = dashboard
         self._interface, self._state_interface = networks
         self.directory = Path(tempfile.mkdtemp(prefix=LOCAL_PREFIX))
-        (self.directory / OWNER_FILE).write_text(owner)
+        (self.directory / OWNER_FILE).write_text(owner, encoding="utf-8")
         self.state = state or self.directory
         self.log_dir = log_dir or self.directory / "logs"
         self._environment = {
@@ -228,7 +228,7 @@ class LocalCluster:
             if time.monotonic() > deadline:
                 raise ClusterProblem(f"the coordinator does not listen: see {self.log_dir}")
             time.sleep(0.01)
-        self._address = ready.read_text().removeprefix("tcp://")
+        self._address = ready.read_text(encoding="utf-8").removeprefix("tcp://")
         if self._client is None:
             server_key = self._pairs["coordinator"].public
             address = f"tcp://{self._address}"
@@ -462,6 +462,6 @@ class LocalCluster:
         for name, daemon in self._daemons.items():
             if daemon.poll() is not None and only in ("", name):
                 path = self.log_dir / f"{name}.err"
-                last = path.read_text(errors="replace").strip().splitlines()[-1:]
+                last = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
                 said = last[0] if last else f"exit code {daemon.returncode}"
                 raise ClusterProblem(f"{name} ended: {said}")

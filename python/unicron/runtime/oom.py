@@ -114,7 +114,7 @@ class OomWatch:
 
 def _field(path: Path, name: str) -> int | None:
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     for line in lines:
@@ -127,7 +127,7 @@ def _field(path: Path, name: str) -> int | None:
 def _memory_cgroup(path: Path, cgroups: Path) -> Path | None:
     """The folder of the process's memory controller, v1 or v2."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     found = None

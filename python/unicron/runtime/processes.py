@@ -40,7 +40,7 @@ def children() -> list[int]:
     found: list[int] = []
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):
-            found += map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
+            found += map(int, Path(f"/proc/self/task/{task}/children").read_text(encoding="utf-8").split())
     return found
 
 
@@ -77,7 +77,7 @@ def is_alive(pid: int) -> bool:
 def state_of(pid: int) -> str:
     """The letter of /proc/PID/stat, '' when there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
 

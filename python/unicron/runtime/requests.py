@@ -20,6 +20,7 @@ from unicron.coordinator.events import (
     TaskSubmitted,
 )
 from unicron.coordinator.job import Job
+from unicron.coordinator.requests import no_task
 from unicron.coordinator.state import State, TaskState
 from unicron.messages import Reply, Request
 from unicron.runtime import files, views
@@ -139,8 +140,7 @@ def find_task(state: State, name: str) -> TaskState:
         return next(iter(state.tasks.values()))
     task = state.tasks.get(name)
     if task is None:
-        known = ", ".join(state.tasks) or "none"
-        raise RequestProblem(f"no task {name!r}; known: {known}")
+        raise RequestProblem(no_task(name, [*state.tasks]))
     return task
 
 

@@ -32,7 +32,7 @@ def seems_managed(command: tuple[str, ...]) -> bool:
     """
     path = script_of(command)
     try:
-        return path is not None and bool(_JOINS.search(path.read_text(errors="replace")))
+        return path is not None and bool(_JOINS.search(path.read_text(encoding="utf-8", errors="replace")))
     except OSError:
         return False
 

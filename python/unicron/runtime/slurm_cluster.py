@@ -59,7 +59,7 @@ class SlurmCluster(LocalCluster):
         self._begun_s: dict[str, list[float]] = {node: [] for node in self.nodes}
         self._watch = SlurmWatch(allocation)
         self._drained_file = state / "drained-in-slurm"  # outlives the job, as the journal does, where they are drained
-        said = self._drained_file.read_text().split() if self._drained_file.exists() else []
+        said = self._drained_file.read_text(encoding="utf-8").split() if self._drained_file.exists() else []
         self._drained = set(said) & set(self.nodes)  # by us, because they are in Slurm
         self._kept: set[str] = set()  # drained in Slurm, and needed here
         self.given_up: list[str] = []
@@ -167,4 +167,4 @@ class SlurmCluster(LocalCluster):
         except CoordinatorRefused:
             pass  # a person did it already
         (self._drained.add if drained else self._drained.discard)(node)
-        self._drained_file.write_text(" ".join(sorted(self._drained)))
+        self._drained_file.write_text(" ".join(sorted(self._drained)), encoding="utf-8")

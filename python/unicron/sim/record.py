@@ -53,7 +53,7 @@ class Record:
             "cpu_hours": 0.0, "iterations": 0, "outcomes": {}, "counts": {}, "changes": {}, "pairs": {}, "earlier": [],
         }  # fmt: skip
         if path is not None and path.exists():
-            kept = json.loads(path.read_text())
+            kept = json.loads(path.read_text(encoding="utf-8"))
             if kept.get("sources") == self.data["sources"]:
                 self.data = kept
             elif kept.get("seeds"):
@@ -92,7 +92,7 @@ class Record:
 
     def merge(self, path: Path) -> None:
         """Adds what another record holds, of other seeds and the same sources; that an end came earlier is none."""
-        other = json.loads(path.read_text())
+        other = json.loads(path.read_text(encoding="utf-8"))
         if other["sources"] != self.data["sources"]:
             raise ValueError(f"{path} is of sources {other['sources']}, this record of {self.data['sources']}")
         ranges: list[list[int]] = []
@@ -127,7 +127,7 @@ class Record:
         self.data["coverage"] = self.coverage()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         staging = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        staging.write_text(json.dumps(self.data, indent=1, sort_keys=True) + "\n")
+        staging.write_text(json.dumps(self.data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         os.replace(staging, self.path)
 
 

@@ -70,5 +70,5 @@ def _add(record: Record, path: Path, count: int) -> None:
     if path.is_file():
         record.merge(path)
     if record.data["seeds"] != before + count:
-        text = path.with_suffix(".log").read_text(errors="replace").replace("\r", "\n")
+        text = path.with_suffix(".log").read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
         raise RuntimeError(f"of {count} seeds from {path.stem} on not all were run:\n{text[-4000:]}")

@@ -32,13 +32,13 @@ class Measured(NamedTuple):
 
 @functools.cache
 def stored() -> Measured:
-    text = resources.files("unicron.simulate").joinpath("measured.json").read_text()
+    text = resources.files("unicron.simulate").joinpath("measured.json").read_text(encoding="utf-8")
     return Measured(**json.loads(text))
 
 
 def read(root: Path) -> Measured:
     """From a checkout's bench/results. Raises OSError where a file is not there, ValueError where a row is not."""
-    tables = (root / TABLES).read_text()
+    tables = (root / TABLES).read_text(encoding="utf-8")
     runs = _managed(tables)
     adopt = {gib: _median(tables, f"{gib} GiB, map the predecessor's") for gib in (1, 48)}
     return Measured(
@@ -81,7 +81,7 @@ def _median(text: str, case: str) -> float:
 def main() -> None:
     here = Path(__file__).resolve()
     values: dict[str, Any] = read(here.parents[3])._asdict()
-    here.with_name("measured.json").write_text(json.dumps(values, indent=2) + "\n")
+    here.with_name("measured.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def write_report(simulated: Simulated, swings: Sequence[Swing], path: Path) -> t
     picture = figure(simulated, swings)
     png = path.with_suffix(".png")
     png.write_bytes(picture)
-    path.write_text(page(simulated, swings, picture))
+    path.write_text(page(simulated, swings, picture), encoding="utf-8")
     return path, png
 
 

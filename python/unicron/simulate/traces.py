@@ -24,7 +24,7 @@ def read_incidents(path: Path, num_nodes: int = 0) -> History:
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise HistoryProblem(f"{path} is larger than {FILE_BYTES_MAX} bytes")
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             missing = COLUMNS - set(reader.fieldnames or ())
             if missing:

@@ -338,7 +338,7 @@ def find_latest(directory: str | Path) -> Path | None:
     """The checkpoint the marker names; without a usable marker the newest complete one; or None."""
     folder = Path(directory)
     try:
-        marked = folder / name_of(int((folder / LATEST).read_text()))
+        marked = folder / name_of(int((folder / LATEST).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         marked = None
     if marked is not None and (marked / COMPLETE).is_file():

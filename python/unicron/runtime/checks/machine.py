@@ -79,7 +79,7 @@ def host_memory(look: Look) -> Reading:
     for controller in sorted((look.sys / "devices/system/edac/mc").glob("mc[0-9]*")):
         for kind in ("ue_count", "ce_count"):
             try:
-                counters[f"{controller.name} {kind}"] = int((controller / kind).read_text())
+                counters[f"{controller.name} {kind}"] = int((controller / kind).read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 continue
     if not counters:
@@ -112,7 +112,7 @@ def clock(look: Look) -> Reading:
     timex = _Timex()
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     source = look.sys / "devices/system/clocksource/clocksource0/current_clocksource"
-    name = source.read_text().strip() if source.is_file() else "unknown"
+    name = source.read_text(encoding="utf-8").strip() if source.is_file() else "unknown"
     readings = [ok(f"never went back in {CLOCK_READS} readings of {name}")]
     if state == UNSYNCHRONISED:
         return ok(f"{readings[0].reason}; nothing keeps the wall clock in step")

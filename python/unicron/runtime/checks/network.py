@@ -14,14 +14,14 @@ PORT_ERRORS = ("symbol_error", "link_error_recovery", "port_rcv_errors", "local_
 
 def _count(path: Path) -> int | None:
     try:
-        return int(path.read_text())
+        return int(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 
 
 def _word(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 
