@@ -44,7 +44,25 @@ def test_the_address_that_was_chosen_or_the_interface_that_was_told(monkeypatch:
 
 def test_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0,eth1")
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=ib0")
-    assert (interface_name(on_gpu=False), interface_name(on_gpu=True)) == ("eth0", "ib0")
+    assert interface_name(on_gpu=False) == "eth0"
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     assert interface_name(on_gpu=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("=ib0", "ib0"),
+        ("ib", "ib0"),
+        ("ib,veth", "ib0"),
+        ("ib,eth1", ""),  # it takes both
+        ("eth", ""),
+        ("^docker0", ""),
+        ("docker", ""),
+        ("", ""),
+    ],
+)
+def test_its_name_as_nccl_reads_it(told: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(("lo", "eth0", "eth1", "ib0"))))
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", told)
+    assert interface_name(on_gpu=True) == name

@@ -7,9 +7,12 @@ made by hand does not look at GLOO_SOCKET_IFNAME.
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 import torch.distributed as dist
+
+from unicron.agent.interfaces import nccl_interfaces
 
 ADDRESS = "UNICRON_STATE_ADDRESS"  # of the interface that the agent chose; only where nobody else chose one
 
@@ -24,5 +27,11 @@ def make_device() -> Any:
 
 
 def interface_name(*, on_gpu: bool) -> str:
-    """As people told it, "" where nobody did."""
-    return os.environ.get("NCCL_SOCKET_IFNAME" if on_gpu else "GLOO_SOCKET_IFNAME", "").split(",")[0].lstrip("=")
+    """As people or the agent told it; "" where nobody did, or where NCCL was left the choice among several."""
+    if not on_gpu:
+        return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    told = os.environ.get("NCCL_SOCKET_IFNAME", "")
+    if not told or told.startswith("^"):
+        return ""
+    taken = nccl_interfaces(told, [name for _, name in socket.if_nameindex()])
+    return taken[0] if len(taken) == 1 else ""
