@@ -6,6 +6,7 @@ import msgspec
 
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.runtime.dashboard_settings import DashboardSettings
+from unicron.runtime.endpoints import parse_endpoint
 from unicron.runtime.webhook import WebhookSettings
 
 
@@ -32,3 +33,9 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     gpu: str = ""  # type of the slots (H100-80GB ...): what `unicron submit` models T(t, x) for; "": no GPUs
     webhook: WebhookSettings | None = None  # alerts, by HTTP POST
     machine: CoordinatorConfig = CoordinatorConfig()
+
+
+def listens_at(settings: CoordinatorSettings) -> tuple[str, int]:
+    """Raises EndpointProblem."""
+    is_bare = settings.listen.startswith(":")
+    return parse_endpoint(f"127.0.0.1{settings.listen}" if is_bare else settings.listen, "listen", listens=True)
