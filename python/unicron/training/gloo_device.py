@@ -17,10 +17,21 @@ from unicron.agent.interfaces import nccl_interfaces
 ADDRESS = "UNICRON_STATE_ADDRESS"  # of the interface that the agent chose; only where nobody else chose one
 
 
+class StateAddressGone(RuntimeError):
+    """The node's own fault, known by this name to the coordinator (diagnosis.py): it says nothing about the code, and
+    may come again at the same place."""
+
+
 def make_device() -> Any:
     address, named = os.environ.get(ADDRESS, ""), os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if address:
-        return dist.ProcessGroupGloo.create_device(hostname=address)
+        try:
+            return dist.ProcessGroupGloo.create_device(hostname=address)
+        except RuntimeError as error:
+            raise StateAddressGone(
+                f"this node has lost {address}, the address that its agent chose for state: bring its interface back,"
+                f" or give the agent another --state-interface ({error})"
+            ) from None
     if named:
         return dist.ProcessGroupGloo.create_device(interface=named)
     return dist.ProcessGroupGloo.create_default_device()
