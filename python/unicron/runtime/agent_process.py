@@ -88,7 +88,7 @@ from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
 from unicron.runtime.hardware import HardwareWatch
 from unicron.runtime.holding import why_held
 from unicron.runtime.keyring import KeyRing, server_keys
-from unicron.runtime.networks import choose_networks, tell_networks
+from unicron.runtime.networks import Networks, choose_networks, tell_networks
 from unicron.runtime.post_mortem import PostMortem
 from unicron.runtime.pulses import Pulses
 from unicron.runtime.store_server import ZAP_DOMAIN, StoreServer
@@ -194,7 +194,7 @@ class AgentProcess:
         source = host if networks.is_named else ""
         self._coordinator = CoordinatorLink(self._context, endpoints, servers, own, source)
         settle()  # what is left to start are programs
-        self._hardware = HardwareWatch(directory, checks=settings.checks)
+        self._hardware = HardwareWatch(directory, checks=settings.checks, addresses=_chosen(networks))
         self._post_mortem = PostMortem()
         self._exposition: Exposition | None = None
         if settings.metrics:
@@ -587,6 +587,11 @@ class AgentProcess:
         self._ending.close()
         for pidfd in self._pidfds.values():
             os.close(pidfd)
+
+
+def _chosen(networks: Networks) -> list[str]:
+    """Addresses of interfaces that are known."""
+    return [each.address for each in (networks.control, networks.state) if each.interface]
 
 
 def _next_incarnation(directory: Path) -> int:
