@@ -45,7 +45,8 @@ PYTHON_LAYERS = {
     "simulate": {"planner", "performance"},  # models of whole clusters; the machines themselves run in sim
     "faults": {"types"},
     "runtime": {*_PURE, "_core", *_MACHINES, "diagnosis", "planner", "performance", "faults"},
-    "training": {*_PURE, "_core", "healing", "faults", "runtime.store_client", "runtime.framing"},
+    # agent.interfaces: how NCCL reads what names its interface, a pure function that agent and worker must agree on
+    "training": {*_PURE, "_core", "healing", "faults", "runtime.store_client", "runtime.framing", "agent.interfaces"},
     "demo": {*_PURE, "_core", "coordinator.job", "faults", "runtime", "training"},
 }
 UNBOUND_PARTS = {"__init__", "cli"}  # may import everything

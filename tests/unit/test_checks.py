@@ -175,6 +175,22 @@ def test_a_network_card_is_judged_by_what_is_new(tmp_path: Path) -> None:
     assert network.interfaces(Look(sys=tmp_path)).answer is Answer.UNKNOWN
 
 
+def test_an_address_that_the_agent_chose_must_stay(tmp_path: Path) -> None:
+    assert network.addresses(Look()).answer is Answer.UNKNOWN
+    assert network.addresses(Look(addresses=("127.0.0.1", "127.0.0.9"))).answer is Answer.OK
+    gone = network.addresses(Look(addresses=("127.0.0.1", "192.0.2.77")))
+    assert gone.answer is Answer.BAD and "has 192.0.2.77, which" in gone.reason
+    watch = HardwareWatch(tmp_path, checks=False, addresses=("192.0.2.77", "192.0.2.77"))
+    watch.check(is_idle=False)
+    try:
+        until = time.monotonic() + 60
+        while not (told := watch.serve()) and time.monotonic() < until:
+            time.sleep(0.05)
+    finally:
+        watch.close()
+    assert "addresses: no interface that is up has 192.0.2.77, which" in told[0].unfit
+
+
 def test_infiniband_ports(tmp_path: Path) -> None:
     port = tmp_path / "class/infiniband/mlx5_0/ports/1"
     (port / "counters").mkdir(parents=True)

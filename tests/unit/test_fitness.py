@@ -15,7 +15,7 @@ from unicron.coordinator.actions import Answer
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.fitness import PENDING
 from unicron.coordinator.incident import Incident
-from unicron.coordinator.state import NodeState
+from unicron.coordinator.state import NodeState, Purpose
 from unicron.messages import AgentChecked, AgentHello, CheckNode, HardwareSeen
 from unicron.runtime.metrics_coordinator import CoordinatorMetrics
 from unicron.runtime.views import incident_view, nodes_view
@@ -253,3 +253,32 @@ def test_people_and_metrics_see_an_incident_of_no_task() -> None:
     assert registry.get_sample_value("unicron_incidents_total", labels) == 1
     (row,) = nodes_view(driver.machine.state)
     assert ECC in row["why"] and row["drained"] and row["checks"] == {"disk": "ok: fine"}
+
+
+@pytest.mark.parametrize("dp", [4, 1])
+def test_a_role_that_is_lost_again_on_an_unfit_node_leaves_it(dp: int) -> None:
+    """Found with an interface that went: who was put there again could not bind its address, as often as the job may be
+    restarted at all, and then the whole task was stopped. The only replica has nobody who goes on without it."""
+    driver = Cluster(CoordinatorConfig())
+    for name in ("n0", "n1")[-dp:]:
+        driver.hello(name)
+        driver.checked(name)
+    driver.submit(Layout(tp=1, dp=dp, num_micro_batches=4), checkpoint_dir="/ckpt")
+    driver.all_up()
+    rank = dp - 1
+
+    def lose() -> None:
+        for worker in [w for w in driver.task.workers.values() if w.node == "n1"]:
+            if worker.rank == rank or worker.purpose is Purpose.UNDERSTUDY:
+                driver.lost(worker.name, "signal 9")
+
+    lose()
+    assert driver.task.refills == {rank: 1}
+    driver.checked("n1", ECC)
+    plan = driver.task.plan
+    assert plan is not None and not driver.task.is_over
+    if dp > 1:
+        assert rank not in plan.ranks
+        return
+    lose()
+    assert driver.task.refills == {rank: 2} and not driver.task.is_over

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from unicron.coordinator import diagnosis
+from unicron.diagnosis import Scope, diagnose_text
+from unicron.messages import ExceptionRaised, WorkerLost
 from unicron.runtime import networks
-from unicron.training.gloo_device import interface_name, make_device
+from unicron.training.exceptions import describe
+from unicron.training.gloo_device import StateAddressGone, interface_name, make_device
+from unicron.types import Method, Severity, Stage
 
 LISTEN = "0A"
 
@@ -44,7 +49,43 @@ def test_the_address_that_was_chosen_or_the_interface_that_was_told(monkeypatch:
 
 def test_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0,eth1")
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=ib0")
-    assert (interface_name(on_gpu=False), interface_name(on_gpu=True)) == ("eth0", "ib0")
+    assert interface_name(on_gpu=False) == "eth0"
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     assert interface_name(on_gpu=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("=ib0", "ib0"),
+        ("ib", "ib0"),
+        ("ib,veth", "ib0"),
+        ("ib,eth1", ""),  # it takes both
+        ("eth", ""),
+        ("^docker0", ""),
+        ("docker", ""),
+        ("", ""),
+    ],
+)
+def test_its_name_as_nccl_reads_it(told: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(("lo", "eth0", "eth1", "ib0"))))
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", told)
+    assert interface_name(on_gpu=True) == name
+
+
+def test_an_address_that_is_gone_is_the_nodes_fault_and_no_proof_against_the_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second time at the same place in another incarnation would end the task else."""
+    monkeypatch.setenv("UNICRON_STATE_ADDRESS", "192.0.2.77")
+    with pytest.raises(StateAddressGone) as problem:
+        make_device()
+    told = describe(problem.value)
+    found = diagnose_text(f"{told.text}\n{told.type}")
+    assert (found.severity, found.scope, found.rule) == (Severity.SEV1, Scope.NODE, "store.state-address-gone")
+    stage = next(iter(Stage))
+    lost = WorkerLost(
+        "n0", "t", "n0.w0", 2, 0, Method.EXCEPTION.value, told.type, told.text, stage, 0, -1, 0, 0, "", told.where
+    )
+    raised = ExceptionRaised("n0.w0", 0, 1, 0, -1, stage, told.type, told.text, told.where, 0)
+    assert diagnosis.signature_of(lost, None) == diagnosis.signature_of(lost, raised) == ""

@@ -12,6 +12,7 @@ from unicron.agent.interfaces import (
     choose,
     choose_state,
     doubts,
+    nccl_interfaces,
     socket_environment,
 )
 from unicron.messages import AgentHello, decode, encode
@@ -24,7 +25,8 @@ IB0 = Interface("ib0", ("10.9.0.2/16",), rated_mbit=200_000)
 DOWN = Interface("eth2", ("10.3.0.2/24",), is_up=False)
 BARE = Interface("eth3")
 LINK_LOCAL = Interface("eth4", ("fe80::4/64",))
-HERE = (LO, ETH0, ETH1, IB0, DOWN, BARE, LINK_LOCAL)
+ONLY_IPV6 = Interface("eth6", ("fe80::6/64", "fd06::2/64"))
+HERE = (LO, ETH0, ETH1, IB0, DOWN, BARE, LINK_LOCAL, ONLY_IPV6)
 ROUTE = Route("head:7070", "10.0.0.2", "10.0.0.1")
 LOCAL = Route("127.0.0.1:7070", "127.0.0.1", "127.0.0.1")
 CONTROL = Network("eth0", "10.0.0.2", "route to head:7070", 25_000)
@@ -38,8 +40,9 @@ CONTROL = Network("eth0", "10.0.0.2", "route to head:7070", 25_000)
         ("10.0.2.2", "eth1", "10.0.2.2"),
         ("10.0.2.0/24", "eth1", "10.0.2.2"),
         ("10.9.7.1/16", "ib0", "10.9.0.2"),  # an address with its prefix: the network that it is in
-        ("10.0.0.0/8", "eth0", "10.0.0.2"),  # the first, as the kernel has them
-        ("fd00::/64", "eth0", "fd00::2"),
+        ("10.0.0.0/8", "eth0", "10.0.0.2"),
+        ("10.0.0.0/14", "eth0", "10.0.0.2"),  # not eth2, which is down
+        ("0.0.0.0/0", "eth0", "10.0.0.2"),  # not lo, which the kernel has first
         ("lo", "lo", "127.0.0.1"),
         ("127.0.0.7", "lo", "127.0.0.7"),
     ],
@@ -60,6 +63,12 @@ def test_what_is_wanted(text: str, interface: str, address: str) -> None:
         ("10.7.0.1", "no interface has this address"),
         ("10.7.0.0/16", "no interface has an address in it"),
         ("eth0,eth1", "no interface 'eth0,eth1' here"),
+        ("10.0.0.0/99", "'10.0.0.0/99' is no valid network"),
+        ("10.0.0/8", "'10.0.0/8' is no valid network"),
+        ("eth6", "eth6 has IPv6 addresses only; this version speaks IPv4"),
+        ("fd00::2", "fd00::2 is of IPv6; this version speaks IPv4"),
+        ("fd00::/64", "fd00::/64 is of IPv6; this version speaks IPv4"),
+        ("::1", "::1 is of IPv6; this version speaks IPv4"),
     ],
 )
 def test_what_cannot_be_had_is_said_with_what_there_is(text: str, why: str) -> None:
@@ -80,8 +89,21 @@ def test_nobody_says_anything() -> None:
         choose(HERE, Wanted(), Route("head:7070", problem="Network is unreachable"))
 
 
-def test_an_address_is_of_the_family_that_the_coordinator_is_called_by() -> None:
-    assert choose(HERE, Wanted("eth0", "--interface"), Route("h:1", "fd00::2", "fd00::1")).address == "fd00::2"
+@pytest.mark.parametrize(
+    ("text", "route", "address"),
+    [
+        ("10.0.0.0/8", Route("head:7070", "10.0.2.2", "10.0.2.1"), "10.0.2.2"),  # the one that leads there
+        ("10.0.0.0/8", Route("head:7070", "192.0.2.9", "192.0.2.1"), "10.0.0.2"),  # none leads there: the first
+        ("0.0.0.0/0", LOCAL, "127.0.0.1"),
+        ("0.0.0.0/0", Route("head:7070", problem="Network is unreachable"), "10.0.0.2"),
+        ("10.3.0.0/16", Route("head:7070", "10.3.0.9", "10.3.0.1"), "10.3.0.9"),
+    ],
+)
+def test_of_a_network_with_several_addresses_the_one_that_leads_to_the_coordinator(
+    text: str, route: Route, address: str
+) -> None:
+    found = (*HERE, Interface("eth5", ("10.3.0.9/24",)))
+    assert choose(found, Wanted(text, "--interface"), route).address == address
 
 
 @pytest.mark.parametrize(
@@ -116,6 +138,16 @@ OVER_IB0 = Network("ib0", "10.9.0.2", "--state-interface", 200_000)
         (CONTROL, OVER_LO, ROUTE, {}, ["state goes over loopback"]),
         (CONTROL, OVER_IB0, ROUTE, {"GLOO_SOCKET_IFNAME": "ib0"}, []),
         (CONTROL, OVER_IB0, ROUTE, {"GLOO_SOCKET_IFNAME": "eth1"}, ["GLOO_SOCKET_IFNAME=eth1 is set and stays"]),
+        (CONTROL, OVER_IB0, ROUTE, {"NCCL_SOCKET_IFNAME": ""}, []),
+        (CONTROL, OVER_IB0, ROUTE, {"NCCL_SOCKET_IFNAME": "ib"}, []),
+        (CONTROL, OVER_IB0, ROUTE, {"NCCL_SOCKET_IFNAME": "=ib0:5000"}, []),
+        (CONTROL, OVER_IB0, ROUTE, {"NCCL_SOCKET_IFNAME": "^lo,eth"}, []),
+        (CONTROL, OVER_IB0, ROUTE, {"NCCL_SOCKET_IFNAME": "lo"}, ["NCCL uses lo, not ib0 (--state-interface)"]),
+        (CONTROL, OVER_IB0, ROUTE, {"NCCL_SOCKET_IFNAME": "^docker0"}, ["NCCL uses lo, not ib0"]),
+        (CONTROL, OVER_IB0, ROUTE, {"NCCL_SOCKET_IFNAME": "ib,eth"}, ["NCCL uses eth0, not ib0"]),
+        (CONTROL, OVER_IB0, ROUTE, {"NCCL_SOCKET_IFNAME": "=ib"}, ["NCCL finds no interface that fits it"]),
+        (CONTROL, OVER_IB0, ROUTE, {"NCCL_SOCKET_IFNAME": "docker0"}, ["NCCL finds no interface that fits it"]),
+        (CONTROL, OVER_IB0, Route("head:7070", problem="unknown"), {}, ["no way to head:7070 now (unknown)"]),
     ],
 )
 def test_what_is_probably_not_meant(
@@ -130,8 +162,28 @@ def test_what_workers_are_told_unless_a_person_told_them() -> None:
     ours = {"GLOO_SOCKET_IFNAME": "eth0", "UNICRON_STATE_ADDRESS": "10.0.0.2"}
     assert socket_environment(CONTROL, {}) == {**ours, "NCCL_SOCKET_IFNAME": "=eth0"}
     assert socket_environment(CONTROL, {"NCCL_SOCKET_IFNAME": "ib"}) == ours
+    empty = {"NCCL_SOCKET_IFNAME": "", "GLOO_SOCKET_IFNAME": ""}  # whoever empties one told nothing
+    assert socket_environment(CONTROL, empty) == socket_environment(CONTROL, {})
     assert socket_environment(CONTROL, {"GLOO_SOCKET_IFNAME": "ib0"}) == {"NCCL_SOCKET_IFNAME": "=eth0"}
     assert socket_environment(Network("", "172.16.0.1", "route"), {}) == socket_environment(None, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("told", "taken"),
+    [
+        ("eth", ["eth0", "eth1"]),
+        ("eth1,lo", ["lo", "eth1"]),  # in the kernel's order
+        ("=eth", []),
+        ("=eth1,lo", ["lo", "eth1"]),
+        ("^eth", ["lo", "ib0"]),
+        ("^=eth0,lo", ["eth1", "ib0"]),
+        ("^docker", ["lo", "eth0", "eth1", "ib0"]),
+        ("ib0:18000", ["ib0"]),
+        (",", []),
+    ],
+)
+def test_what_nccl_takes(told: str, taken: list[str]) -> None:
+    assert nccl_interfaces(told, ["lo", "eth0", "eth1", "ib0"]) == taken
 
 
 def test_an_agent_of_before_says_none() -> None:

@@ -58,8 +58,21 @@ def test_a_coordinator_that_has_no_address_and_another_that_has() -> None:
     with pytest.raises(NoInterface, match=r"no way to no-such-host.invalid:7070"):
         networks.choose_networks((nowhere,), "", "", {})
     assert networks.choose_networks((nowhere,), "lo", "", {}).control.interface == "lo"
-    with pytest.raises(NoInterface, match="not host:port"):
-        networks.choose_networks(("head",), "", "", {})
+    assert "no way to no-such-host.invalid:7070 now" in networks.choose_networks((nowhere,), "lo", "", {}).doubts[0]
+
+
+def test_another_word_for_the_interface_is_called_by_its_own_name() -> None:
+    here = ("tcp://127.0.0.1:7070",)
+    for host in ("lo", "127.0.0.1", "localhost", "127.0.0.0/8"):
+        control = networks.choose_networks(here, "", "", {"UNICRON_INTERFACE": "no-such-0"}, host=host).control
+        assert (control.interface, control.why) == ("lo", "--host")
+    assert networks.choose_networks(here, "lo", "", {}, host="no-such-0").control.why == "--interface"
+    unknown = r"^--host: 'no-such.invalid' is no interface here, and as a host's name: .* There are: lo 127"
+    for host, problem in (("no-such.invalid", unknown), ("fd00::2", "^--host: fd00::2 is of IPv6"),
+                          ("a..b", "^--host: 'a..b' is no interface"), ("192.0.2.77", "^--host: 192.0.2.77: no int"),
+                          ("10.0.0.0/99", "^--host: '10.0.0.0/99' is no ")):  # fmt: skip
+        with pytest.raises(NoInterface, match=problem):
+            networks.choose_networks(here, "", "", {}, host=host)
 
 
 def test_a_rated_speed_is_one_of_hardware(tmp_path: Path) -> None:
@@ -122,13 +135,11 @@ def test_in_a_network_of_its_own() -> None:
 def test_the_line_comes_from_the_interface_that_was_named() -> None:
     assert from_source("tcp://10.0.0.1:7070", "") == "tcp://10.0.0.1:7070"
     assert from_source("tcp://10.0.0.1:7070", "10.0.0.2") == "tcp://10.0.0.2:0;10.0.0.1:7070"
-    assert from_source("tcp://[fd00::1]:7070", "fd00::2") == "tcp://[fd00::2]:0;[fd00::1]:7070"
-    assert from_source("tcp://[fd00::1]:7070", "10.0.0.2") == "tcp://[fd00::1]:7070"
     assert from_source("tcp://10.0.0.1:7070", "127.0.0.1") == "tcp://10.0.0.1:7070"
 
 
 def test_doctor_says_what_there_is_and_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("UNICRON_INTERFACE", "UNICRON_STATE_INTERFACE", "GLOO_SOCKET_IFNAME"):
+    for name in ("UNICRON_INTERFACE", "UNICRON_STATE_INTERFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
     rows = {each.name: each for each in networks_found("127.0.0.1:7070", "", "")}
     assert "127.0.0.1/8" in rows["interface lo"].value and rows["interface lo"].meaning == "speed unknown"
@@ -142,6 +153,15 @@ def test_doctor_says_what_there_is_and_what_is_chosen(monkeypatch: pytest.Monkey
         assert rows["network"].state == "note" and "loopback" in rows["network"].meaning
     rows = {each.name: each for each in networks_found("127.0.0.1:7070", "", "no-such-0")}
     assert rows["network"].state == "bad" and "--state-interface: no interface 'no-such-0'" in rows["network"].meaning
+
+
+def test_doctor_calls_no_address_fit_that_no_agent_could_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ("127.0.0.1:99999", "127.0.0.1:0", "[::1]:7070", "head", ","):
+        rows = {each.name: each for each in networks_found(given, "", "")}
+        assert rows["network"].state == "bad" and rows["network"].meaning.startswith(f"--coordinator: {given!r}")
+    monkeypatch.setenv("UNICRON_COORDINATOR", "127.0.0.1:99999")
+    rows = {each.name: each for each in networks_found("", "", "")}
+    assert rows["network"].meaning.startswith("UNICRON_COORDINATOR: '127.0.0.1:99999'")
 
 
 def test_nodes_shows_both_where_they_differ() -> None:

@@ -16,6 +16,7 @@ from unicron.types import Network
 
 FASTER_BY = 2  # rated so many times faster: worth a word
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+IPV4_ONLY = "this version speaks IPv4"
 STATE_ADDRESS = "UNICRON_STATE_ADDRESS"  # tells a worker which of the interface's addresses
 
 
@@ -33,9 +34,10 @@ class Interface:
 
     @property
     def usable(self) -> tuple[str, ...]:
-        """Addresses that others can be told: a link-local one means another interface on another machine."""
+        """Addresses that others can be told: of IPv4, for sockets, beats and gloo's devices are made of it; and a
+        link-local one means another interface on another machine."""
         known = (ipaddress.ip_interface(address).ip for address in self.addresses)
-        return tuple(str(address) for address in known if not address.is_link_local)
+        return tuple(str(address) for address in known if address.version == 4 and not address.is_link_local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +60,28 @@ def choose(found: Sequence[Interface], wanted: Wanted, route: Route) -> Network:
         return _by_route(found, route)
     named = next((each for each in found if each.name == wanted.text), None)
     if named is not None:
-        return _of(named, found, wanted, _preferred(named, route))
-    network = _network_of(wanted.text)
+        return _of(named, found, wanted, next(iter(named.usable), ""))
+    network = network_of(wanted.text)
     if network is None:
-        raise NoInterface(_absent(found, wanted, f"no interface {wanted.text!r} here"))
-    inside = [(each, address) for each in found for address in each.usable if _holds(network, address)]
+        is_network = "/" in wanted.text  # no interface may be called so
+        text = f"{wanted.text!r} is no valid network" if is_network else f"no interface {wanted.text!r} here"
+        raise NoInterface(absent(found, wanted, text))
+    if network.version == 6:
+        raise NoInterface(absent(found, wanted, f"{wanted.text} is of IPv6; {IPV4_ONLY}"))
+    inside = [
+        (not each.is_up, address != route.own, each.is_loopback, index, address)
+        for index, each in enumerate(found)
+        for address in each.usable
+        if ipaddress.ip_address(address) in network
+    ]
     if inside:
-        inside.sort(key=lambda pair: not pair[0].is_up)
-        return _of(inside[0][0], found, wanted, inside[0][1])
+        *_, index, address = min(inside, key=lambda each: each[:-1])
+        return _of(found[index], found, wanted, address)
     local = next((each for each in found if each.is_loopback and network.num_addresses == 1), None)
     if local is not None and network.is_loopback:  # all of 127.0.0.0/8 is this machine
         return _of(local, found, wanted, str(network.network_address))
     text = "no interface has this address" if network.num_addresses == 1 else "no interface has an address in it"
-    raise NoInterface(_absent(found, wanted, f"{wanted.text}: {text}"))
+    raise NoInterface(absent(found, wanted, f"{wanted.text}: {text}"))
 
 
 def choose_state(
@@ -104,6 +115,13 @@ def doubts(
     told = environment.get(GLOO, "")
     if told and told.split(",")[0] != state.interface:
         said.append(f"{GLOO}={told} is set and stays: gloo uses it, not {state.interface} ({state.why})")
+    if told := environment.get(NCCL, ""):
+        taken = nccl_interfaces(told, [each.name for each in found if each.is_up and each.addresses])
+        if state.interface not in taken[:1]:
+            used = f"NCCL uses {taken[0]}" if taken else "NCCL finds no interface that fits it"
+            said.append(f"{NCCL}={told} is set and stays: {used}, not {state.interface} ({state.why})")
+    if not route.own:
+        said.append(f"no way to {route.towards} now ({route.problem}): it is called again and again")
     faster = max((each for each in found if each.is_up and each.usable), key=lambda e: e.rated_mbit, default=None)
     if faster is not None and 0 < state.rated_mbit * FASTER_BY <= faster.rated_mbit:
         said.append(
@@ -118,11 +136,24 @@ def socket_environment(state: Network | None, environment: Mapping[str, str]) ->
     if state is None or not state.interface:
         return {}
     added = {}
-    if GLOO not in environment:
+    if not environment.get(GLOO):
         added = {GLOO: state.interface, STATE_ADDRESS: state.address}
-    if NCCL not in environment:
+    if not environment.get(NCCL):
         added[NCCL] = f"={state.interface}"  # NCCL takes it for a prefix otherwise
     return added
+
+
+def nccl_interfaces(told: str, names: Sequence[str]) -> list[str]:
+    """Those that NCCL takes, in its order, which is the kernel's, as names has to be. told: NCCL_SOCKET_IFNAME, a list
+    of prefixes; with '=' before it of whole names, with '^' of what it must not be."""
+    listed = told.removeprefix("^")
+    is_whole = listed.startswith("=")
+    items = [item.partition(":")[0] for item in listed.removeprefix("=").split(",")]  # a port may follow
+
+    def fits(name: str) -> bool:
+        return any(name == item if is_whole else name.startswith(item) for item in items if item)
+
+    return [name for name in names if fits(name) != told.startswith("^")]
 
 
 def words(found: Sequence[Interface]) -> str:
@@ -158,7 +189,7 @@ def _by_route(found: Sequence[Interface], route: Route) -> Network:
             f"no way to {route.towards} ({route.problem}), so no interface is known to lead there. There are:"
             f" {words(found)}. Mend the name or the route, or give --interface NAME, ADDRESS or CIDR"
         )
-    own = ipaddress.ip_address(route.own.partition("%")[0])
+    own = ipaddress.ip_address(route.own)
     holder = next((each for each in found if own in {ipaddress.ip_interface(a).ip for a in each.addresses}), None)
     name, rated = (holder.name, holder.rated_mbit) if holder is not None else ("", 0)
     return Network(name, route.own, f"route to {route.towards}", rated)
@@ -166,32 +197,29 @@ def _by_route(found: Sequence[Interface], route: Route) -> Network:
 
 def _of(interface: Interface, found: Sequence[Interface], wanted: Wanted, address: str) -> Network:
     if not interface.is_up:
-        raise NoInterface(_absent(found, wanted, f"{interface.name} is down"))
+        raise NoInterface(absent(found, wanted, f"{interface.name} is down"))
     if not address:
-        text = "has link-local addresses only" if interface.addresses else "has no address"
-        raise NoInterface(_absent(found, wanted, f"{interface.name} {text}"))
+        raise NoInterface(absent(found, wanted, f"{interface.name} {_why_unusable(interface)}"))
     return Network(interface.name, address, wanted.why, interface.rated_mbit)
 
 
-def _preferred(interface: Interface, route: Route) -> str:
-    """Of several addresses one of the family that the coordinator is called by; else the first, IPv4 before IPv6."""
-    version = 6 if ":" in (route.peer or "") else 4
-    by_family = sorted(interface.usable, key=lambda a: ipaddress.ip_address(a).version != version)
-    return by_family[0] if by_family else ""
+def _why_unusable(interface: Interface) -> str:
+    known = [ipaddress.ip_interface(address).ip for address in interface.addresses]
+    if not known:
+        return "has no address"
+    if all(address.is_link_local for address in known):
+        return "has link-local addresses only"
+    return f"has IPv6 addresses only; {IPV4_ONLY}"
 
 
-def _network_of(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+def network_of(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError:
         return None
 
 
-def _holds(network: ipaddress.IPv4Network | ipaddress.IPv6Network, address: str) -> bool:
-    return ipaddress.ip_address(address) in network  # of another family: it is not
-
-
-def _absent(found: Sequence[Interface], wanted: Wanted, what: str) -> str:
+def absent(found: Sequence[Interface], wanted: Wanted, what: str) -> str:
     return (
         f"{wanted.why}: {what}. There are: {words(found)}."
         f" Give the name, an address or a network (CIDR) of one that is up and has an address"

@@ -49,7 +49,6 @@ def main(
     from unicron.runtime import logs
     from unicron.runtime.agent_daemon import run_with_template
     from unicron.runtime.agent_process import AgentSettings
-    from unicron.runtime.networks import interface_or_address
     from unicron.runtime.slurm import node_name
 
     logs.set_up(verbose=verbose)
@@ -64,7 +63,8 @@ def main(
         slots=slots,
         understudies=understudies,
         run_dir=str(directory),
-        interface=interface or ("" if host == "auto" else interface_or_address(host)),
+        interface=interface,
+        host="" if host == "auto" else host,
         state_interface=state_interface,
         metrics=metrics,
         checks=checks,

@@ -14,14 +14,17 @@ from unicron.coordinator.state import TaskState, WorkerState
 from unicron.messages import CollectiveFailed, ExceptionRaised, WorkerLost
 from unicron.types import Cpu, Method, Rank, Stage
 
+OF_THE_NODE = ("StateAddressGone",)  # types of exceptions that say nothing about the code
 STARVED_BUDGETS = 8  # of one that had no processor, before its clock alone is enough
 
 
 def signature_of(lost: WorkerLost, exception: ExceptionRaised | None) -> str:
     """What may not come back at the same place; '' when the cause says nothing about the code."""
+    cause = lost.cause
+    if (exception.type if exception is not None else cause) in OF_THE_NODE:
+        return ""
     if exception is not None:
         return f"{exception.type} at {exception.where}"
-    cause = lost.cause
     if lost.method == Method.EXCEPTION.value and cause:
         return f"{cause} at {lost.where}"  # its last words came after the news of its death
     if cause == "signal 9" or not cause:

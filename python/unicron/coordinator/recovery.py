@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, stall_root
+from unicron.coordinator.fitness import PENDING
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import RolesPlaced
 from unicron.coordinator.lifecycle import finish_task, stop_task
@@ -71,6 +72,13 @@ def _wait_for_the_last(step: Step, task: TaskState) -> None:
         step.set_timer("finish", task.name, step.config.finish_ms_max, "the last members may finish")
 
 
+def _is_hopeless(task: TaskState, rank: Rank, node: NodeState) -> bool:
+    """Its node's checks fail, and nobody was there who could take it at once. Others go on without it; the last replica,
+    and shards that nobody else has, are tried there as often as the job allows."""
+    is_last = task.plan is None or len(task.plan.replicas) == 1
+    return node.unfit not in ("", PENDING) and rank in task.refills and not is_last and not task.job.layout.sharded
+
+
 def _refills(step: Step, task: TaskState) -> Refills:
     refills = Refills()
     taken: set[str] = set()
@@ -81,7 +89,7 @@ def _refills(step: Step, task: TaskState) -> Refills:
             _move_homes(step, task)
     for rank in sorted(task.lost):
         node = step.state.nodes[task.placement[rank]]
-        is_gone = node.phase is NodePhase.LOST or _has_shrunk(step, node)
+        is_gone = node.phase is NodePhase.LOST or _has_shrunk(step, node) or _is_hopeless(task, rank, node)
         is_kept = layout.buddy and not task.state_lost  # its node, or slots elsewhere, may come in time
         if (is_gone and not is_kept) or task.refills.get(rank, 0) > task.job.restart_max:
             refills.leaving.add(layout.replica_of(rank))

@@ -80,14 +80,15 @@ from unicron.runtime import key_rotation, keys, logs, processes
 from unicron.runtime.arena_keeper import ArenaKeeper
 from unicron.runtime.beats import AgentBeats
 from unicron.runtime.clock import clock_id, now_ms
-from unicron.runtime.coordinator_link import CoordinatorLink, endpoints_of
+from unicron.runtime.coordinator_link import CoordinatorLink
 from unicron.runtime.ending import Ending, rise, settle
+from unicron.runtime.endpoints import endpoints_of
 from unicron.runtime.files import FileProblem, make_folder, write_atomically
 from unicron.runtime.framing import MESSAGE_FRAME, PLAN_FRAME
 from unicron.runtime.hardware import HardwareWatch
 from unicron.runtime.holding import why_held
 from unicron.runtime.keyring import KeyRing, server_keys
-from unicron.runtime.networks import choose_networks, tell_networks
+from unicron.runtime.networks import Networks, choose_networks, tell_networks
 from unicron.runtime.post_mortem import PostMortem
 from unicron.runtime.pulses import Pulses
 from unicron.runtime.store_server import ZAP_DOMAIN, StoreServer
@@ -122,6 +123,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     understudies: int
     run_dir: str  # of the sockets
     interface: str = ""  # name, address or network: of the store and the line to the coordinator; '': the route's
+    host: str = ""  # another word for interface: also a name that the resolver knows
     state_interface: str = ""  # of the workers' process groups; '': the same
     store_port: int = 0
     template: str = ""  # socket of the template; '': <run_dir>/template.sock
@@ -137,9 +139,11 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class AgentProcess:
     def __init__(self, settings: AgentSettings, lifeline: int = -1) -> None:
-        rise()  # first: a thread keeps the priority of its maker
         endpoints = endpoints_of(settings.coordinator)
-        networks = choose_networks(endpoints, settings.interface, settings.state_interface, os.environ)
+        rise()  # before all that makes threads: they keep the priority of their maker
+        networks = choose_networks(
+            endpoints, settings.interface, settings.state_interface, os.environ, host=settings.host
+        )
         host = networks.control.address
         tell_networks(log, networks)
         directory = Path(settings.run_dir)
@@ -190,7 +194,7 @@ class AgentProcess:
         source = host if networks.is_named else ""
         self._coordinator = CoordinatorLink(self._context, endpoints, servers, own, source)
         settle()  # what is left to start are programs
-        self._hardware = HardwareWatch(directory, checks=settings.checks)
+        self._hardware = HardwareWatch(directory, checks=settings.checks, addresses=_chosen(networks))
         self._post_mortem = PostMortem()
         self._exposition: Exposition | None = None
         if settings.metrics:
@@ -583,6 +587,11 @@ class AgentProcess:
         self._ending.close()
         for pidfd in self._pidfds.values():
             os.close(pidfd)
+
+
+def _chosen(networks: Networks) -> list[str]:
+    """Addresses of interfaces that are known."""
+    return [each.address for each in (networks.control, networks.state) if each.interface]
 
 
 def _next_incarnation(directory: Path) -> int:

@@ -17,7 +17,7 @@ from unicron import _core
 from unicron.agent.events import BeatsAnswered
 from unicron.coordinator.events import NodeHeard, NodeSilent, NodeVouched
 from unicron.messages import AgentHello, BeatOrder
-from unicron.runtime.probe import numeric, parse_endpoint
+from unicron.runtime.endpoints import numeric, parse_endpoint
 
 PERIOD_MS = 500
 ANSWER_PERIOD_MS = 4 * PERIOD_MS  # heart.cc: kAnswerEvery
@@ -69,7 +69,7 @@ class BeatDesk:
             return
         try:
             address = (numeric(parse_endpoint(hello.store)[0]), hello.beat_port)
-        except (ValueError, OSError) as problem:
+        except OSError as problem:
             log.warning("%s cannot beat: %s", hello.node, problem)
             self.forget(hello.node)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -14,7 +15,8 @@ import zmq
 
 from unicron.messages import MESSAGE_BYTES_MAX, MessageRefused, Reply, Request, decode, encode
 from unicron.runtime import key_rotation, keys
-from unicron.runtime.coordinator_link import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, endpoints_of
+from unicron.runtime.coordinator_link import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+from unicron.runtime.endpoints import EndpointProblem, endpoints_of, parse_endpoint, require_names
 from unicron.runtime.store_client import process_context
 from unicron.runtime.zap import call_curve
 
@@ -23,6 +25,7 @@ CONNECT_S_MAX = 0.5
 LABEL_MS_MAX = 500  # of asking a cluster what it trains, only to name it
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 DEFAULT_KEYS = "keys"
+ADDRESS_VARIABLE = "UNICRON_COORDINATOR"
 LOCAL_PREFIX = "unicron-"  # of a local cluster's directory, in the folder for temporary files
 ADDRESS_FILE = "coordinator.address"
 OWNER_FILE = "owner"  # beside it: the command whose cluster this is, in a line
@@ -131,10 +134,13 @@ def from_environment(address: str = "", key_directory: str = "", *, adds_tasks: 
     that runs on this machine (`unicron run`), or the defaults, in this order.
 
     adds_tasks: whoever has a cluster for his own task (`unicron run`, the demo) must be named to get another one."""
-    address = address or os.environ.get("UNICRON_COORDINATOR", "")
+    where = "--coordinator" if address else ADDRESS_VARIABLE
+    address = address or os.environ.get(ADDRESS_VARIABLE, "")
     key_directory = key_directory or os.environ.get("UNICRON_KEYS", "")
     if not address and not key_directory and not Path(DEFAULT_KEYS).is_dir():
         address, key_directory = _local_cluster(adds_tasks)
+    if address:
+        require_names(endpoints_of(address, where), where)
     directory = Path(key_directory or DEFAULT_KEYS)
     if not directory.is_dir() and address and not _listens(address):
         raise CoordinatorSilent(
@@ -210,9 +216,12 @@ def _age(seconds: float) -> str:
 
 
 def _listens(address: str) -> bool:
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    """One of them does."""
     try:
-        with create_connection((host, int(port)), timeout=CONNECT_S_MAX):
-            return True
-    except (OSError, ValueError):
+        endpoints = endpoints_of(address)
+    except EndpointProblem:  # a file that is being written
         return False
+    for endpoint in endpoints:
+        with contextlib.suppress(OSError, UnicodeError), create_connection(parse_endpoint(endpoint), CONNECT_S_MAX):
+            return True
+    return False

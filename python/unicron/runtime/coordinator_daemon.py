@@ -20,8 +20,9 @@ import zmq
 
 from unicron.runtime import keys, logs
 from unicron.runtime.coordinator_process import EXIT_FOLLOWED, EXIT_JOURNAL, EXIT_RENEWED, CoordinatorProcess
-from unicron.runtime.coordinator_settings import CoordinatorSettings, EtcdSettings
+from unicron.runtime.coordinator_settings import CoordinatorSettings, EtcdSettings, listens_at
 from unicron.runtime.ending import Ending, rise
+from unicron.runtime.endpoints import EndpointProblem
 from unicron.runtime.files import FileProblem, write_atomically
 from unicron.runtime.journal_problem import JournalProblem, LeadershipLost
 from unicron.runtime.journal_sqlite import SqliteJournal
@@ -40,6 +41,7 @@ log = logging.getLogger("unicron.coordinator")
 
 def run(settings: CoordinatorSettings, lifeline: int = -1, ready: Path | None = None) -> int:
     """Until it is told to end: its exit code. ready: file that gets the endpoint whenever this one decides."""
+    listens_at(settings)  # now, not in the hour in which this one is wanted to decide
     ending = Ending(lifeline)
     ending.catch_signals()
     rise()
@@ -187,7 +189,7 @@ def new_client(settings: EtcdSettings) -> Etcd:
             client.close()
             raise ValueError(f"etcd.lease_s is {settings.lease_s}, and must be {LEASE_S_MIN} at least")
         return client
-    except ValueError as error:
+    except (EndpointProblem, ValueError) as error:
         raise FileProblem(str(error)) from None
 
 

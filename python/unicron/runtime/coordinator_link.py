@@ -160,16 +160,8 @@ def _events(line: _Line) -> list[int]:
 
 
 def from_source(endpoint: str, source: str) -> str:
-    """'tcp://a:1' -> 'tcp://SOURCE:0;a:1'. Where the source could reach nothing (of the other family than the address,
-    or loopback's, which is warned of) the route decides."""
-    host, colon, _ = endpoint.removeprefix("tcp://").rpartition(":")
-    if not source or not colon or is_loopback(source) or (":" in host) != (":" in source):
+    """'tcp://a:1' -> 'tcp://SOURCE:0;a:1'. From loopback, which is warned of, nothing could be reached: there the route
+    decides."""
+    if not source or is_loopback(source):
         return endpoint
-    own = f"[{source}]" if ":" in source else source
-    return f"tcp://{own}:0;{endpoint.removeprefix('tcp://')}"
-
-
-def endpoints_of(addresses: str) -> tuple[str, ...]:
-    """'a:1,b:2' -> ('tcp://a:1', 'tcp://b:2')."""
-    parts = [part.strip() for part in addresses.split(",") if part.strip()]
-    return tuple(part if "://" in part else f"tcp://{part}" for part in parts)
+    return f"tcp://{source}:0;{endpoint.removeprefix('tcp://')}"

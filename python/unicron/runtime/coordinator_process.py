@@ -68,14 +68,15 @@ from unicron.messages import (
 from unicron.runtime import keys, requests
 from unicron.runtime.beats import BeatDesk
 from unicron.runtime.clock import clock_id, now_ms
-from unicron.runtime.coordinator_settings import CoordinatorSettings
+from unicron.runtime.coordinator_settings import CoordinatorSettings, listens_at
 from unicron.runtime.dashboard_settings import DashboardSettings
 from unicron.runtime.ending import Ending, settle
+from unicron.runtime.endpoints import parse_endpoint
 from unicron.runtime.journal_problem import JournalProblem, LeadershipLost
 from unicron.runtime.keyring import Caller, Callers, KeyRing
 from unicron.runtime.logs import Once
 from unicron.runtime.peers import Peers
-from unicron.runtime.probe import Probes, parse_endpoint
+from unicron.runtime.probe import Probes
 from unicron.runtime.store_server import bind
 from unicron.runtime.timers import Timers
 from unicron.runtime.webhook import Webhook
@@ -160,11 +161,10 @@ class CoordinatorProcess:
         self._router = self._make_router(pair.secret)
         self._peers = Peers(self._router)
         self._beats: BeatDesk | None = None
-        host, _, port = settings.listen.rpartition(":")
-        host = host or "127.0.0.1"
         try:
-            self.endpoint = bind(self._router, host, int(port))
-            self._beats = BeatDesk(host.strip("[]"), parse_endpoint(self.endpoint)[1], self._order_beats)
+            host, port = listens_at(settings)
+            self.endpoint = bind(self._router, host, port)
+            self._beats = BeatDesk(host, parse_endpoint(self.endpoint)[1], self._order_beats)
             if settings.metrics:
                 self._expose(settings.metrics)
             if settings.dashboard is not None:

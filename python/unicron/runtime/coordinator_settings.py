@@ -6,6 +6,7 @@ import msgspec
 
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.runtime.dashboard_settings import DashboardSettings
+from unicron.runtime.endpoints import parse_endpoint
 from unicron.runtime.webhook import WebhookSettings
 
 
@@ -37,3 +38,9 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     def journal_name(self) -> str:
         """Which journal it is, for people."""
         return f"the journal under {self.etcd.prefix!r} in etcd" if self.etcd is not None else self.journal
+
+
+def listens_at(settings: CoordinatorSettings) -> tuple[str, int]:
+    """Raises EndpointProblem."""
+    is_bare = settings.listen.startswith(":")
+    return parse_endpoint(f"127.0.0.1{settings.listen}" if is_bare else settings.listen, "listen", listens=True)

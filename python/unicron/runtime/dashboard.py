@@ -33,9 +33,9 @@ import msgspec
 
 from unicron.runtime.dashboard_settings import DashboardSettings
 from unicron.runtime.dashboard_view import Snapshot, difference
+from unicron.runtime.endpoints import parse_endpoint
 from unicron.runtime.http_server import SHUT_POLL_S, LoopServer, say
 from unicron.runtime.loop_questions import LOOK_S_MAX, LoopBusy
-from unicron.runtime.probe import parse_endpoint
 
 VIEWERS_MAX = 32
 WAITING_MAX = 64  # messages that one viewer has not taken yet; then it is left, and comes back for a whole state
@@ -69,7 +69,7 @@ class Dashboard:
 
     def __init__(self, settings: DashboardSettings, look: Callable[[], Snapshot]) -> None:
         """look: called in the loop."""
-        host, port = parse_endpoint(settings.listen)
+        host, port = parse_endpoint(settings.listen, "dashboard.listen", listens=True)
         self._token = _read_token(settings, host)
         self._look = look
         self._pages = {name: (resources.files("unicron.runtime") / "web" / name).read_bytes() for name in TYPES}
@@ -82,7 +82,7 @@ class Dashboard:
         self._last: Snapshot | None = None
         try:
             self._server = LoopServer(host, port, self._application, "dashboard")
-        except (OSError, OverflowError) as error:
+        except (OSError, UnicodeError) as error:
             raise DashboardProblem(
                 f"cannot serve the dashboard at {settings.listen}: {getattr(error, 'strerror', None) or error}:"
                 " give dashboard.listen another address, or set `dashboard: null` for none"

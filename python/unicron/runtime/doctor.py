@@ -18,9 +18,9 @@ from pathlib import Path
 
 from unicron.agent.interfaces import Interface, NoInterface, network_words, rated_words
 from unicron.runtime import networks
-from unicron.runtime.coordinator_link import endpoints_of
+from unicron.runtime.client import ADDRESS_VARIABLE
+from unicron.runtime.endpoints import EndpointProblem, endpoints_of
 
-ADDRESS_VARIABLE = "UNICRON_COORDINATOR"
 LOCAL = "tcp://127.0.0.1:1"
 FUTEX_WAITV = (5, 16)
 FILES_MIN = 1024
@@ -45,7 +45,7 @@ def examine(coordinator: str = "", interface: str = "", state_interface: str = "
         except Exception as error:
             name = check.__name__.strip("_").replace("_", " ")
             found.append(Finding(name, "bad", f"{type(error).__name__}: {error}", "cannot be used"))
-    found += networks_found(coordinator or os.environ.get(ADDRESS_VARIABLE, ""), interface, state_interface)
+    found += networks_found(coordinator, interface, state_interface)
     if all(f.state != "bad" for f in found):
         found += _deaths()
     return found + _hardware()
@@ -132,16 +132,18 @@ def _shared_memory() -> list[Finding]:
 
 
 def networks_found(coordinator: str, interface: str, state_interface: str) -> list[Finding]:
-    """What there is, and what an agent would choose. Without a coordinator's address: by the default route, or with no
-    way out of this machine as for a cluster on it alone."""
+    """What there is, and what an agent would choose. Without a coordinator's address, also in the environment: by the
+    default route, or with no way out of this machine as for a cluster on it alone."""
+    where = "--coordinator" if coordinator else ADDRESS_VARIABLE
+    coordinator = coordinator or os.environ.get(ADDRESS_VARIABLE, "")
     try:
         found = [_interface(each) for each in networks.interfaces()]
     except OSError as problem:
         return [Finding("interfaces", "bad", "unknown", str(problem))]
-    ways = endpoints_of(coordinator) or (networks.ANYWHERE, LOCAL)
     try:
+        ways = endpoints_of(coordinator, where) if coordinator else (networks.ANYWHERE, LOCAL)
         chosen = networks.choose_networks(ways, interface, state_interface, os.environ)
-    except NoInterface as problem:
+    except (EndpointProblem, NoInterface) as problem:
         return [*found, Finding("network", "bad", "none", str(problem))]
     for use, network in (("control", chosen.control), ("state", chosen.state)):
         found.append(Finding(f"{use} network", "ok", network_words(network), network.why))

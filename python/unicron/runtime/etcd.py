@@ -17,7 +17,7 @@ import requests
 from etcd3gw.exceptions import Etcd3Exception
 
 from unicron.runtime.coordinator_settings import EtcdSettings
-from unicron.runtime.probe import parse_endpoint
+from unicron.runtime.endpoints import parse_endpoint
 
 READ_KEYS_MAX = 64  # of one answer
 RETRY_S = 0.1
@@ -45,7 +45,10 @@ class Etcd:
             self._session.verify = settings.ca
             if settings.certificate:
                 self._session.cert = (settings.certificate, settings.key)
-        self._clients = [self._client(*parse_endpoint(endpoint)) for endpoint in settings.endpoints]
+        self._clients = [
+            self._client(*parse_endpoint(endpoint, "etcd.endpoints", may_be_ipv6=True))
+            for endpoint in settings.endpoints
+        ]
 
     def _client(self, host: str, port: int) -> etcd3gw.Etcd3Client:
         protocol = "https" if self.settings.ca else "http"

@@ -15,9 +15,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, disable_created_metrics, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from unicron.runtime.endpoints import parse_endpoint
 from unicron.runtime.http_server import LoopServer, say
 from unicron.runtime.loop_questions import LoopBusy
-from unicron.runtime.probe import parse_endpoint
 
 log = logging.getLogger("unicron.metrics")
 
@@ -39,9 +39,9 @@ class Exposition:
         self._unready: Callable[[], str] = lambda: "starting"
         self._metrics = make_wsgi_app(self.registry)
         try:
-            host, port = parse_endpoint(address)
+            host, port = parse_endpoint(address, listens=True)
             self._server = LoopServer(host, port, self._application, "metrics")
-        except (OSError, OverflowError, ValueError) as error:
+        except (OSError, UnicodeError) as error:
             raise ExpositionProblem(
                 f"cannot serve metrics at {address}: {getattr(error, 'strerror', None) or error}:"
                 " give another address, or an empty one for none"

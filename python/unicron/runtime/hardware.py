@@ -14,13 +14,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from unicron.agent.events import HardwareFailed, NodeChecked
 from unicron.messages import cut
-from unicron.runtime.checks.check import Answer, Result
+from unicron.runtime.checks.check import ADDRESSES, Answer, Result
 from unicron.runtime.checks.kernel_log import meaning, read
 from unicron.runtime.checks.supervise import verdict
 
@@ -36,9 +37,13 @@ log = logging.getLogger("unicron.hardware")
 class HardwareWatch:
     """Poll ``fds`` for reading; they change. ``serve(ready)`` gives events for the agent's machine."""
 
-    def __init__(self, folder: Path, *, checks: bool, kernel_log: Path = KERNEL_LOG) -> None:
-        """folder: the node's own. checks: run them at once (the node is not used before)."""
+    def __init__(
+        self, folder: Path, *, checks: bool, addresses: Iterable[str] = (), kernel_log: Path = KERNEL_LOG
+    ) -> None:
+        """folder: the node's own. checks: run them at once (the node is not used before). addresses: of its own, that
+        it cannot do without."""
         self._folder = folder
+        self._environment = {**os.environ, ADDRESSES: " ".join(dict.fromkeys(addresses))}
         self._run: subprocess.Popen[bytes] | None = None
         self._until_s = 0.0
         self._output = b""
@@ -101,7 +106,7 @@ class HardwareWatch:
         self._output, self._until_s = b"", time.monotonic() + RUN_S_MAX
         self._run = subprocess.Popen(
             [*command, *(["--idle"] if is_idle else [])],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, env=self._environment,
         )  # fmt: skip
         assert self._run.stdout is not None
         os.set_blocking(self._run.stdout.fileno(), False)

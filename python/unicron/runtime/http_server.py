@@ -53,7 +53,7 @@ class LoopServer:
     """A server in a thread of its own, and its questions to the daemon's loop."""
 
     def __init__(self, host: str, port: int, application: Any, name: str) -> None:
-        """Raises OSError or OverflowError where the address cannot be used."""
+        """Raises OSError where the address cannot be used."""
         self._server = make_server(host, port, application, HttpServer, HttpHandler)
         self.questions = LoopQuestions()
         self.address = f"{host}:{self._server.server_port}"

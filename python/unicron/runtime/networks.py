@@ -20,16 +20,19 @@ from unicron.agent.interfaces import (
     NoInterface,
     Route,
     Wanted,
+    absent,
     choose,
     choose_state,
     doubts,
+    network_of,
     network_words,
 )
-from unicron.runtime.probe import numeric, parse_endpoint
+from unicron.runtime.endpoints import numeric, parse_endpoint
 from unicron.types import Network
 
 SYS = Path("/sys/class/net")
 INTERFACE, STATE_INTERFACE = "UNICRON_INTERFACE", "UNICRON_STATE_INTERFACE"
+HOST = "--host"
 ANYWHERE = "tcp://203.0.113.1:9"  # documentation's own network: whoever is asked the way there names the default route
 DEPTH_MAX = 4  # a VLAN on a bond on cards
 
@@ -43,12 +46,15 @@ class Networks:
 
 
 def choose_networks(
-    endpoints: Sequence[str], interface: str, state_interface: str, environment: Mapping[str, str]
+    endpoints: Sequence[str], interface: str, state_interface: str, environment: Mapping[str, str], *, host: str = ""
 ) -> Networks:
-    """endpoints: of the coordinators. interface, state_interface: of the options, '' where they are not given. Raises
-    NoInterface."""
+    """endpoints: of the coordinators. interface, state_interface, host: of the options, '' where they are not given.
+    Raises NoInterface."""
     found, route = interfaces(), route_to_any(endpoints)
-    named = wanted(interface, "--interface", environment, INTERFACE)
+    if host and not interface:
+        named = Wanted(_of_host(host, found), HOST)
+    else:
+        named = wanted(interface, "--interface", environment, INTERFACE)
     control = choose(found, named, route)
     asked = wanted(state_interface, "--state-interface", environment, STATE_INTERFACE)
     state = choose_state(found, asked, control, route, environment)
@@ -83,26 +89,24 @@ def route_to_any(endpoints: Sequence[str]) -> Route:
 def route_to(endpoint: str) -> Route:
     """Asked of the kernel by a connected UDP socket: nothing is sent."""
     towards = "anywhere (the default route)" if endpoint == ANYWHERE else endpoint.removeprefix("tcp://")
+    host, port = parse_endpoint(endpoint)
     try:
-        host, port = parse_endpoint(endpoint)
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as way:
-            way.connect(address)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as way:
+            way.connect((numeric(host), port))
             return Route(towards, str(way.getsockname()[0]), str(way.getpeername()[0]))
-    except ValueError as error:
-        raise NoInterface(str(error)) from None
     except OSError as error:
         return Route(towards, problem=error.strerror or str(error))
 
 
-def interface_or_address(host: str) -> str:
-    """An address of a name, as `--host` may be one; what is an address, a name of an interface or unknown stays."""
-    try:
-        if host in {name for _, name in socket.if_nameindex()}:
-            return host
-        return numeric(host)
-    except OSError:
+def _of_host(host: str, found: Sequence[Interface]) -> str:
+    """An address of a name, which `--host` may be; what --interface takes, too, stays."""
+    if any(host == each.name for each in found) or network_of(host) is not None:
         return host
+    try:
+        return numeric(host)
+    except OSError as error:
+        text = f"{host!r} is no interface here, and as a host's name: {error.strerror}"
+        raise NoInterface(absent(found, Wanted(host, HOST), text)) from None
 
 
 def interfaces(sys: Path = SYS) -> tuple[Interface, ...]:

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from unicron.runtime.endpoints import parse_endpoint
+
 PROBE_MS_MAX = 500
 PROBES_MAX = 4096
 
@@ -23,18 +25,6 @@ class _Probe:
     node: str
     socket: socket.socket
     deadline: float
-
-
-def parse_endpoint(endpoint: str) -> tuple[str, int]:
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not host or not port.isdecimal():
-        raise ValueError(f"{endpoint!r} is not host:port")
-    return host.strip("[]"), int(port)
-
-
-def numeric(host: str) -> str:
-    """An address for the native side, which resolves no names; raises OSError."""
-    return str(socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0])
 
 
 class Probes:
@@ -55,9 +45,8 @@ class Probes:
             return
         try:
             address = parse_endpoint(endpoint)
-            family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-            connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        except (ValueError, OSError):
+            connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        except OSError:
             self._ready.append((node, "unknown"))
             return
         connection.setblocking(False)

@@ -9,11 +9,13 @@ agent.
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 
 import zmq
 
+from unicron.runtime.endpoints import numeric, port_problem
 from unicron.runtime.store_table import Replies, StoreTable
 from unicron.runtime.store_wire import (
     MESSAGE_BYTES_MAX,
@@ -26,6 +28,7 @@ from unicron.runtime.zap import Gatekeeper, serve_curve
 ZAP_DOMAIN = "store"
 REQUESTS_PER_TURN_MAX = 512
 QUEUED_MESSAGES_MAX = 100_000
+NOT_OURS = "this machine has no such name or address; `ip address` shows those it has, 0.0.0.0 means all of them"
 
 
 def now_ms() -> int:
@@ -38,15 +41,20 @@ class PortInUse(OSError):
 
 def bind(socket: zmq.Socket[bytes], host: str, port: int) -> str:
     """Bind and return the endpoint; port 0: a free one."""
-    address = f"tcp://{host}:{port or '*'}"
+    if problem := port_problem(port, listens=True):
+        raise OSError(f"cannot listen on {host}:{port}: {problem}")
     try:
-        socket.bind(address)
+        socket.bind(f"tcp://{numeric(host)}:{port or '*'}")
     except zmq.ZMQError as error:
         if error.errno == zmq.EADDRINUSE:
             raise PortInUse(
                 f"port {port} on {host} is in use: stop what listens there or choose another port"
             ) from None
+        if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
+            raise OSError(f"cannot listen on {host}:{port}: {NOT_OURS}") from None
         raise OSError(f"cannot listen on {host}:{port}: {error}") from None
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}; {NOT_OURS}") from None
     return str(socket.getsockopt(zmq.LAST_ENDPOINT), "ascii").rstrip("\0")  # type: ignore[arg-type]
 
 

@@ -56,6 +56,14 @@ RULES = (
         "The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
     ),
     Rule(
+        "store.state-address-gone", r"this node has lost \S{1,64}, the address that its agent chose for state",
+        Severity.SEV1, Scope.NODE, Category.OTHER_NETWORK, Strength.HARDWARE,
+        "the interface that the agent chose for state is gone, or has lost its address",
+        "unicron/training/gloo_device.py",
+        "StateAddressGone: this node has lost 10.78.0.3, the address that its agent chose for state: bring its "
+        "interface back",
+    ),
+    Rule(
         "store.name-unknown",
         r"(?i)name or service not known|temporary failure in name resolution|could not resolve host|getaddrinfo|"
         r"nodename nor servname|hostname .{0,60}(?:could not|cannot) be (?:resolved|retrieved)|no address associated|"

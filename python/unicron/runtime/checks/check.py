@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 GROUP = "unicron.checks"
+ADDRESSES = "UNICRON_CHOSEN_ADDRESSES"  # with spaces between
 
 
 class Answer(enum.StrEnum):
@@ -41,6 +42,7 @@ class Look:
     folder: Path = field(default_factory=Path.cwd)  # where the node's own files lie
     sys: Path = Path("/sys")
     kernel_log: Path = Path("/dev/kmsg")
+    addresses: tuple[str, ...] = ()  # that the node's agent chose for control and for state
     before: dict[str, dict[str, int]] = field(default_factory=dict)  # check -> counter -> value, of the run before
     now: dict[str, dict[str, int]] = field(default_factory=dict)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from unicron.agent.interfaces import is_loopback
+from unicron.runtime import networks
 from unicron.runtime.checks.check import Check, Look, Reading, bad, ok, unknown, worst
 
 ERRORS = ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors", "rx_missed_errors")
@@ -67,4 +69,15 @@ def infiniband(look: Look) -> Reading:
     return worst((_port(look, port) for port in ports), "no InfiniBand or RoCE port here")
 
 
-CHECKS = (Check("nic", interfaces), Check("infiniband", infiniband))
+def addresses(look: Look) -> Reading:
+    """Those that the agent chose at its start: workers are told them, and its store is known by one."""
+    here = {address for each in networks.interfaces() if each.is_up for address in each.usable}
+    gone = [each for each in look.addresses if each not in here and not is_loopback(each)]
+    if gone:
+        return bad(f"no interface that is up has {', '.join(gone)}, which this node's agent chose at its start")
+    if not look.addresses:
+        return unknown("no agent chose one")
+    return ok(f"{', '.join(look.addresses)} still there")
+
+
+CHECKS = (Check("nic", interfaces), Check("infiniband", infiniband), Check("addresses", addresses, tries=3))

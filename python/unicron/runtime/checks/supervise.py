@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from unicron.runtime.checks.check import Answer, Check, Look, Result, known_checks, unknown
+from unicron.runtime.checks.check import ADDRESSES, Answer, Check, Look, Result, known_checks, unknown
 from unicron.runtime.files import write_atomically
 
 PR_SET_PDEATHSIG = 1
@@ -126,7 +126,7 @@ def _run_child(command: Sequence[str], known: dict[str, Check], names: Sequence[
 def _be_child(folder: Path, names: Sequence[str]) -> None:
     known = known_checks()
     memory = folder / MEMORY
-    look = Look(folder)
+    look = Look(folder, addresses=tuple(os.environ.get(ADDRESSES, "").split()))
     with contextlib.suppress(OSError, msgspec.DecodeError):
         look.before = msgspec.json.decode(memory.read_bytes(), type=dict[str, dict[str, int]])
     for name in names:
