@@ -81,7 +81,7 @@ def main():
         session.manage(model, optimizer)
         for iteration in session.iterations(ITERATIONS):
             metrics = session.train_step(iteration, forward_step, dataset)
-            if session.rank == 0 and iteration % 10 == 9:
+            if session.speaks and iteration % 10 == 9:
                 print(f"iteration {iteration + 1}: loss {metrics.loss:.3f}", flush=True)
 
 

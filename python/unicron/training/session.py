@@ -147,6 +147,17 @@ class Session:
         return True
 
     @property
+    def speaks(self) -> bool:
+        """Is this the one rank of the task that prints and logs: the lowest of the present plan? A rank is a role's for
+        the task's life, so rank 0 is nobody's when its replica has left; and who waits for a role says nothing."""
+        plan = self._engine.machine.plan if self._engine is not None else None  # the one that its loop is in
+        if plan is None:
+            if self.rehearses or self._is_waiting:
+                return False
+            plan = self._link.plan
+        return self.rank == (min(plan.ranks) if plan is not None else 0)
+
+    @property
     def rehearses(self) -> bool:
         """Is this run of the script only to warm its process up? Then nothing it would record is of any iteration."""
         is_asked = self._link.welcome.warm_up and "warm-up" not in LEFT_OUT
@@ -437,7 +448,7 @@ class Session:
         """Start a checkpoint if the task asks for one here; it is written while training goes on."""
         engine = self._require_engine()
         finished = self._checkpoints.poll()
-        if finished is not None and self.rank == min(engine.machine.plan.ranks if engine.machine.plan else (0,)):
+        if finished is not None and self.speaks:
             self._link.send(Saved(self._link.worker, self.rank, finished[0], finished[1]))
         if not self._checkpoints.is_due(iteration):
             return False

@@ -40,6 +40,10 @@ class UnmanagedSession:
         )
         self._callbacks: list[Callable[..., None]] = []
 
+    @property
+    def speaks(self) -> bool:
+        return self.rank == 0
+
     def __enter__(self) -> UnmanagedSession:
         from megatron.core import parallel_state
 
