@@ -520,24 +520,31 @@ class CoordinatorProcess:
 
     def _log(self, action: Action) -> None:
         """Every reason once per change: a timer that is set again and again says nothing new."""
+        known = ""  # by what it is known again, where that is less than its whole reason
         match action:
             case SetTimer() | CancelTimer() | WriteJournal():
                 return
             case SendAgent(node, message):
-                key = f"send {type(message).__name__} to {node}"
+                worker = getattr(message, "worker", "")
+                key = f"send {type(message).__name__} {f'of {worker} ' if worker else ''}to {node}"
             case RecordIncident(incident):
                 key = f"incident {incident.id} ({incident.severity.value}) {incident.fault}"
             case Refused(name):
                 key = f"refused {name}"
+                if name == "task_over":  # a new coordinator hears it of every worker that ever was: once a task
+                    known = f"{key}: {action.reason.rpartition(': ')[2]}"
             case ProbeAgent(node):
                 key = f"probe {node}"
             case _:
                 key = type(action).__name__
-        if isinstance(action, SendAgent) or self._last_reasons.get(key) != action.reason:
+        last = self._last_reasons.get(known or key)
+        if isinstance(action, SendAgent) or (last is None if known else last != action.reason):
             if len(self._last_reasons) > 10_000:
                 self._last_reasons.clear()
-            self._last_reasons[key] = action.reason
-            log.info("%s: %s", key, action.reason)
+            self._last_reasons[known or key] = action.reason
+            log.info("%s: %s%s", key, action.reason, " (the like of this task: at DEBUG)" if known else "")
+        elif known:
+            log.debug("%s: %s", key, action.reason)
 
     def close(self) -> None:
         if self._exposition is not None:
