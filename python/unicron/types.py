@@ -19,6 +19,11 @@ import msgspec
 Rank = int
 
 
+# The line of an incident's text about a SIGKILL's witnesses begins so (runtime/oom.py), and what it says in the clear.
+OF_MEMORY = "memory: "
+KILLED_NOTHING = f"{OF_MEMORY}the kernel killed nothing for memory"
+
+
 class Severity(enum.StrEnum):
     """How bad a failure is (Unicron, table of error severities; FATAL and INFO are ours)."""
 

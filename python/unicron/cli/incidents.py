@@ -143,7 +143,7 @@ def _words(name: str, value: Any) -> str:
     if name == "cost":
         return f"{cost_words(value)} GPU-seconds"
     if value is None:
-        return SINCE_THE_FAULT[name]
+        return SINCE_THE_FAULT.get(name, "-  (not known)")
     if value is True:
         return "yes"
     return f"{value:.1f}" if isinstance(value, float) else str(value)

@@ -16,7 +16,7 @@ from unicron.coordinator import fitness
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.step import Step
 from unicron.diagnosis import Category, Scope, diagnose_text
-from unicron.types import Severity
+from unicron.types import KILLED_NOTHING, Severity
 
 LIMITS = diagnosis.CountLimits(node_max=3, node_window_ms=3_600_000.0)
 CLASSIFY_MS = 100.0
@@ -35,10 +35,13 @@ def on_classify(step: Step, incident_id: str) -> None:
     found = diagnose_text(f"{incident.text[-TEXT_CHARS_MAX:]}\n{incident.cause}")
     if found.category is Category.NONE:
         return
+    # The rule of a SIGKILL names the two who send it; one of them is cleared by the kernel's counters.
+    is_by_hand = found.rule == "process.killed" and KILLED_NOTHING in incident.text
+    meaning = "killed by hand (SIGKILL)" if is_by_hand else found.reason
     changes: dict[str, Any] = {
-        "category": found.category.value, "rule": found.rule, "scope": found.scope.value, "meaning": found.reason,
+        "category": found.category.value, "rule": found.rule, "scope": found.scope.value, "meaning": meaning,
     }  # fmt: skip
-    reason = f"{found.category.value}: {found.reason}"
+    reason = f"{found.category.value}: {meaning}"
     is_blamed = found.severity is Severity.SEV1
     if incident.severity in (Severity.SEV2, Severity.SEV3) and incident.node:
         counted = "" if is_blamed else _again_and_again(step, msgspec.structs.replace(incident, **changes))
@@ -64,8 +67,9 @@ def _again_and_again(step: Step, incident: Incident) -> str:
 
 
 def _seen(incident: Incident) -> diagnosis.Seen:
+    node = "" if incident.severity is Severity.FATAL else incident.node  # where it was seen is not to blame
     return diagnosis.Seen(
-        at_ms=incident.opened_ms, node=incident.node, severity=incident.severity, scope=Scope(incident.scope),
+        at_ms=incident.opened_ms, node=node, severity=incident.severity, scope=Scope(incident.scope),
         signature=incident.signature, rank=incident.rank, incarnation=incident.incarnation,
         iteration=incident.iteration, micro_batch=incident.micro_batch,
     )  # fmt: skip

@@ -14,6 +14,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from unicron.types import KILLED_NOTHING, OF_MEMORY
+
 CGROUPS = Path("/sys/fs/cgroup")
 KERNEL_LOG = Path("/dev/kmsg")
 RECORDS_MAX = 10_000  # of the kernel log, read after a death
@@ -63,7 +65,9 @@ class OomWatch:
             return Witness(True, line)
         before = self._workers.get(worker)
         if before is None or not before.counts:
-            return Witness(None, "neither the kernel log nor a counter of out-of-memory kills can be read here")
+            return Witness(
+                None, f"{OF_MEMORY}neither the kernel log nor a counter of out-of-memory kills can be read here"
+            )
         now = self._counts(before.cgroup)
         for name, count in before.counts.items():
             if now.get(name, count) > count:
@@ -72,7 +76,7 @@ class OomWatch:
                     if name in other.counts:
                         other.counts[name] = max(other.counts[name], count + 1)
                 return Witness(True, f"{name} counts {now[name] - count} out-of-memory kill(s) since the worker began")
-        return Witness(False, f"{', '.join(before.counts)}: no out-of-memory kill")
+        return Witness(False, KILLED_NOTHING)
 
     def close(self) -> None:
         if self._log_fd >= 0:

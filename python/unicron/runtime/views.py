@@ -17,7 +17,7 @@ from unicron.coordinator.layout_times import reachable_layouts
 from unicron.coordinator.placement import held_slots
 from unicron.coordinator.state import NodeState, State, TaskState, node_order
 from unicron.coordinator.transitions import TERMINAL
-from unicron.types import Network, Stage
+from unicron.types import OF_MEMORY, Network, Stage
 
 
 def nodes_view(state: State) -> list[dict[str, Any]]:
@@ -177,6 +177,9 @@ def _name(value: enum.StrEnum | None) -> str | None:
 
 def incident_view(incident: Incident, state: State, now_ms: float) -> dict[str, Any]:
     """What `unicron incidents --json` prints: fields that scripts rely on, and what a person asks next."""
+    lines = incident.text.split("\n")
+    memory = [line for line in lines if line.startswith(OF_MEMORY)]
+    text = [line for line in lines if line not in memory]
     return {
         "id": incident.id,
         "task": incident.task,
@@ -188,7 +191,7 @@ def incident_view(incident: Incident, state: State, now_ms: float) -> dict[str, 
         "detect_ms": incident.detect_ms,
         "decide_ms": incident.decide_ms,
         "resume_ms": incident.resume_ms,
-        "lost_ms": incident.lost_ms,
+        "lost_ms": incident.lost_ms or None,  # an older journal's 0.0 is not known either
         "state_source": _name(incident.state_source),
         "transfers": [_transfer(each) for each in incident.transfers],
         "iterations_lost": incident.iterations_lost,
@@ -199,7 +202,8 @@ def incident_view(incident: Incident, state: State, now_ms: float) -> dict[str, 
         "phases_ms": incident.phases_ms,
         "kind": _name(incident.kind),
         "cause": incident.cause,
-        "text": incident.text,
+        "text": "\n".join(text),
+        "memory": "\n".join(memory).replace(OF_MEMORY, ""),
         "where": incident.where,
         "log": incident.log,
         "category": incident.category,
