@@ -90,7 +90,7 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
             outcome=Outcome.RESIZED if resized else Outcome.HEALED,
             missing_slots=missing,
             resume_ms=(incident.detect_ms or 0.0) + step.now_ms - incident.opened_ms,
-            iterations_lost=max(incident.iterations_lost, lost),
+            iterations_lost=max(incident.iterations_lost or 0, lost),
             **accounts,
         )
     kind = TRANSITION_OF.get(task.plan.kind) if task.plan else None

@@ -53,10 +53,10 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detect_ms: float | None = None
     decide_ms: float | None = None
     resume_ms: float | None = None
-    lost_ms: float = 0.0
+    lost_ms: float | None = None  # None: not known
     state_source: StateSource = StateSource.NONE_NEEDED
     transfers: tuple[StateTransfer, ...] = ()  # of state between processes
-    iterations_lost: int = 0
+    iterations_lost: int | None = 0  # None: a script without unicron goes back by itself, who knows how far
     micro_batches_recomputed: int = 0
     groups_kept: int = 0
     groups_rebuilt: int = 0

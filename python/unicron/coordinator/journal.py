@@ -184,11 +184,12 @@ class IncidentRecorded(_Entry, frozen=True):
 
 
 class TaskEnded(_Entry, frozen=True):
-    """Decided: no more recovery. outcome: done | stopped."""
+    """Decided: no more recovery. outcome: done | stopped. Written again when it turns out to have got further."""
 
     task: str
     outcome: str
     cause: str
+    iteration: int = -1  # the highest that was heard: nobody is left who could tell it to a new coordinator
 
 
 Entry = (

@@ -15,7 +15,7 @@ def stop_task(step: Step, task: TaskState, cause: str) -> None:
     """No recovery will help (or a person said so). The cause is what a person reads first."""
     if task.is_over and task.outcome == "stopped":
         return
-    step.write(TaskEnded(task.name, "stopped", cause), cause)
+    step.write(TaskEnded(task.name, "stopped", cause, task.iteration), cause)
     step.move_task(task, "stop")
     for node in _everywhere(step):
         tell_over(step, task, node)
@@ -25,7 +25,7 @@ def stop_task(step: Step, task: TaskState, cause: str) -> None:
 
 
 def finish_task(step: Step, task: TaskState, reason: str) -> None:
-    step.write(TaskEnded(task.name, "done", reason), reason)
+    step.write(TaskEnded(task.name, "done", reason, task.iteration), reason)
     step.move_task(task, "done")
     for node in _everywhere(step):
         tell_over(step, task, node)
@@ -60,5 +60,8 @@ def cancel_timers(step: Step, task: TaskState, reason: str) -> None:
 def settle_exits(step: Step, task: TaskState) -> None:
     """FINISHING or STOPPING: over when nobody is left."""
     if not task.workers:
+        if task.iteration > task.iteration_ended:
+            ended = TaskEnded(task.name, task.outcome, task.cause, task.iteration)
+            step.write(ended, f"the last of it got to iteration {task.iteration}")
         cancel_timers(step, task, "no worker is left")
         step.move_task(task, "emptied")

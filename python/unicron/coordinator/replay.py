@@ -288,6 +288,8 @@ def _(entry: IncidentRecorded, state: State) -> None:
 def _(entry: TaskEnded, state: State) -> None:
     task = state.tasks[entry.task]
     task.outcome, task.cause = entry.outcome, entry.cause
+    task.iteration_ended = max(task.iteration_ended, entry.iteration)
+    task.iteration = max(task.iteration, entry.iteration)
     task.is_restarting = False
     if not state.is_started:
         done = entry.outcome == "done"

@@ -12,6 +12,7 @@ from unicron.coordinator.recovery import settle_recovery
 from unicron.coordinator.reshaping import settle_change
 from unicron.coordinator.standbys import settle_standbys
 from unicron.coordinator.starting import (
+    close_started,
     restart_all,
     settle_restarting,
     settle_starting,
@@ -97,6 +98,8 @@ def _settle_managed(step: Step, task: TaskState) -> None:
         return
     if task.phase is TaskPhase.HEALING and not task.awaiting and not task.lost:
         close_healing(step, task, f"every member of epoch {task.epoch} committed the iteration")
+    if task.phase is TaskPhase.RUNNING:
+        close_started(step, task)
     if settle_leaving(step, task):
         return
     settle_change(step, task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from unicron.coordinator.accounting import note_transition
+from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import RolesPlaced, TaskRestarted, TaskSuspended
 from unicron.coordinator.lifecycle import cancel_timers, stop_task
 from unicron.coordinator.placement import free_slots
@@ -15,6 +16,8 @@ from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
 from unicron.coordinator.workers import end_worker, start_workers
 from unicron.types import Outcome, PlanKind, Rank
+
+STARTED_AGAIN = (WorkerPhase.READY, WorkerPhase.FINISHED)
 
 
 def start_all(step: Step, task: TaskState, reason: str) -> None:
@@ -108,7 +111,7 @@ def _go(step: Step, task: TaskState, members: dict[Rank, WorkerState]) -> None:
             step.change_incident(incident, f"back to {task.checkpoint[1]}", iterations_lost=lost)
     if kind is PlanKind.START:
         note_transition(step, task, "start")
-        close_started(step, task)
+        close_started(step, task)  # if all are ready already
         step.touch(task)  # what it shall hold may have changed while it started
 
 
@@ -116,14 +119,29 @@ def _settle_unmanaged(step: Step, task: TaskState, all_up: bool) -> None:
     if all_up:
         step.cancel_timer("join", task.name, "all workers are up")
         step.move_task(task, "started")
-        close_started(step, task)
+        words = "all members started again (they train on when the script has loaded its own checkpoint)"
+        _close(step, step.state.open_incidents(task.name), words)
 
 
 def close_started(step: Step, task: TaskState) -> None:
-    for incident in step.state.open_incidents(task.name):
+    """After a START nobody gives an account: the failures before it are over when every member has built its script,
+    and not before, for it may fail there again."""
+    plan = task.plan
+    if plan is None or plan.kind is not PlanKind.START or task.lost:
+        return
+    before = [i for i in step.state.open_incidents(task.name) if i.epoch]  # those after it have no plan yet
+    if not before:
+        return
+    holders = [task.workers.get(member.worker) for member in plan.members]
+    if all(worker is not None and worker.phase in STARTED_AGAIN for worker in holders):
+        _close(step, before, "all members started again")
+
+
+def _close(step: Step, incidents: list[Incident], reason: str) -> None:
+    for incident in incidents:
         step.change_incident(
             incident,
-            "all members started again",
+            reason,
             outcome=Outcome.HEALED,
             resume_ms=(incident.detect_ms or 0.0) + step.now_ms - incident.opened_ms,
         )

@@ -33,6 +33,7 @@ from unicron.types import EpochPlan, Network, Rank, Stage
 if TYPE_CHECKING:
     from unicron.coordinator.moves import RoleMove
     from unicron.coordinator.slowness import Pace
+    from unicron.coordinator.unready import UnreadyDeath
 
 
 class Purpose(enum.StrEnum):
@@ -198,7 +199,10 @@ class TaskState:
     restarts: int = 0  # (journal) workers replaced, or whole restarts
     restart_count: int = 0  # (journal) of StartWorkers
     iteration: int = -1  # highest anybody reported
+    iteration_ended: int = -1  # (journal) the same, when it was over
     unbegun_epoch: int = 0  # first of its life, in which a member is known to have died before its first commit
+    was_ready: bool = False  # some worker of it was: its script can be built
+    unready: dict[Rank, UnreadyDeath] = field(default_factory=dict)  # until then: what each rank died of first
     understudies_lost: int = 0  # in a row: an understudy that cannot start is not tried forever
     guesses: int = 0  # spreads the understudies' guesses
     outcome: str = ""  # (journal) done | stopped

@@ -103,9 +103,13 @@ class Step:
     def open_incident(self, incident: Incident, reason: str) -> Incident:
         number = self.state.incident_count + 1
         task = self.state.tasks.get(incident.task)
+        may_lose = incident.severity is not Severity.INFO and not incident.is_only_told
         incident = msgspec.structs.replace(
             incident,
             slots=len(task.placement) if task is not None else 0,
+            iterations_lost=None
+            if may_lose and task is not None and not task.job.managed
+            else incident.iterations_lost,
             id=f"i{number}",
             opened_ms=incident.opened_ms or self.now_ms,
             timeline=((self.now_ms, reason),),

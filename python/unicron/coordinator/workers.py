@@ -13,6 +13,7 @@ from unicron.coordinator.lifecycle import stop_task
 from unicron.coordinator.state import Purpose, TaskState, WorkerState, node_order
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import TaskPhase, WorkerPhase
+from unicron.coordinator.unready import message_of, note_unready, same_unready
 from unicron.diagnosis.counts import moment_of
 from unicron.messages import (
     EndWorker,
@@ -150,6 +151,7 @@ def note_status(step: Step, task: TaskState, status: WorkerStatus) -> None:
         step.refuse("stale_incarnation", f"{status.worker}: {status.incarnation}")
         return
     worker.move("ready" if status.ready else "up")
+    task.was_ready = task.was_ready or status.ready
     if worker.name in task.absent:  # said by WorkerUp, or by a heartbeat that came before it
         task.absent.discard(worker.name)
         if not task.absent:
@@ -226,7 +228,7 @@ def on_worker_lost(step: Step, task: TaskState, message: WorkerLost) -> None:
         incident = _open_for(step, task, worker, message)
     forget_worker(step, task, worker, message.cause or "its mutex was released")
     if incident is not None:
-        maybe_fatal(step, task, incident, message)
+        maybe_fatal(step, task, incident, message, worker.rank)
 
 
 def _note_unbegun(task: TaskState, worker: WorkerState, lost: WorkerLost) -> None:
@@ -265,6 +267,9 @@ def _open_for(step: Step, task: TaskState, worker: WorkerState, lost: WorkerLost
         detect_ms=detected_ms(step, worker.node, lost.fault_ns, lost.seen_ns),
         **known,
     )  # fmt: skip
+    known_before = None if member else same_unready(step.state, opened)
+    if known_before is not None:  # of many who build the same script each dies of it: one incident says so
+        return step.change_incident(known_before, f"{worker.name} died of the same, and held no role")
     incident = step.open_incident(opened, reason)
     classify_soon(step, incident)
     if not member:
@@ -311,14 +316,20 @@ def _late_cause(step: Step, task: TaskState, message: WorkerLost) -> None:
         log=incident.log or message.log,
     )
     classify_soon(step, incident)
-    maybe_fatal(step, task, incident, message)
+    maybe_fatal(step, task, incident, message, incident.rank)
 
 
-def maybe_fatal(step: Step, task: TaskState, incident: Incident, lost: WorkerLost) -> None:
-    if task.is_over or incident.severity is Severity.INFO:
+def maybe_fatal(step: Step, task: TaskState, incident: Incident, lost: WorkerLost, rank: Rank) -> None:
+    """rank: the role that the dead worker had, was meant for or guessed."""
+    if task.is_over:
         return
     code = exit_code_of(lost)
-    if code is not None and code in task.job.fatal_exit_codes:
+    reason = note_unready(task, incident, rank, lost.worker)
+    if reason:
+        pass
+    elif incident.severity is Severity.INFO:
+        return
+    elif code is not None and code in task.job.fatal_exit_codes:
         reason = f"exit code {code} is fatal by the job's own words"
     else:
         earlier = repeated(incident, step.state.incidents.values())
@@ -328,7 +339,7 @@ def maybe_fatal(step: Step, task: TaskState, incident: Incident, lost: WorkerLos
             f"{incident.signature} a second time at {moment_of(incident.iteration, incident.micro_batch)}, "
             f"in another incarnation of rank {incident.rank}"
         )
-    step.change_incident(incident, reason, severity=Severity.FATAL, node="")
+    step.change_incident(incident, reason, severity=Severity.FATAL, outcome=None)
     log = f"; log: {incident.log}" if incident.log else ""
     where = f" at {incident.where}" if incident.where else ""
-    stop_task(step, task, f"{reason}: {incident.text or incident.cause}{where}{log}")
+    stop_task(step, task, f"{reason}: {message_of(incident.text) or incident.cause}{where}{log}")
