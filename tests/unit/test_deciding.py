@@ -46,6 +46,23 @@ def test_slots_go_where_they_earn_most() -> None:
     assert not is_due(cluster.machine.state, facts_of(cluster.machine.state))
 
 
+def test_a_slot_that_stays_free_is_explained_by_what_more_would_earn() -> None:
+    cluster = Cluster(nodes=2)
+    cluster.run("a", 4, throughput={1: 1.8e12, 2: 3.1e12, 3: 4.5e12, 4: 2.6e12})
+
+    def notes() -> str:
+        return cluster.machine.state.allocation.notes["a"]
+
+    assert notes() == "3 of 4 slots: 4 earn less (2.6 against 4.5 TFLOP/s)"
+    cluster.lose("n1")
+    assert notes() == "2 of 2 slots; it had 3"
+    cluster.hello("n1", 2)
+    assert notes() == "3 of 4 slots: 4 earn less (2.6 against 4.5 TFLOP/s); it had 2"
+    cluster.bring_up()
+    cluster.run("b", 1)
+    assert notes() == "3 of 4 slots, as before"
+
+
 def test_one_event_is_found_in_the_table_and_several_are_solved() -> None:
     cluster = Cluster(nodes=3)
     cluster.run("a", 6)

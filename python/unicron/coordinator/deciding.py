@@ -22,8 +22,8 @@ from unicron.coordinator.planned import Planned
 from unicron.coordinator.standing_by import standbys_for
 from unicron.coordinator.state import State, TaskState, node_order
 from unicron.coordinator.transitions import NodePhase
-from unicron.planner.cluster import Cluster, Failures, Node, Transitions
-from unicron.planner.explain import explain
+from unicron.planner.cluster import Cluster, Failures, Node, Task, Transitions
+from unicron.planner.explain import explain, flops
 from unicron.planner.planner import Decision, Planner
 from unicron.types import Layout, Rank
 
@@ -133,7 +133,7 @@ def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Plann
             break
         # Its least number of slots is there, but not in places its groups fit into: it waits, the others go on.
         without |= homeless
-    notes = _notes(question, targets, without)
+    notes = _notes(question, targets, without, planned)
     reason = " ".join([words, *(f"{name}: {note}." for name, note in notes.items() if name not in targets)])
     allocation = Allocation(
         number=state.allocation.number + 1,
@@ -473,16 +473,19 @@ def _trigger(state: State, facts: Facts) -> str:
     return ", ".join(said[:CHANGES_SAID_MAX] + ([f"and {more} changes more"] if more > 0 else []))
 
 
-def _notes(question: Question, targets: Targets, without: set[str]) -> dict[str, str]:
+def _notes(question: Question, targets: Targets, without: set[str], planned: Planned) -> dict[str, str]:
     """One line for each task that wants slots: why it gets what it gets."""
     notes = {}
     pool = sum(question.facts.nodes.values())
+    free = pool - sum(len(roles) for roles in targets.values())
+    demands = {task.name: task for task in planned.cluster.tasks}
     for name in question.facts.tasks:
         task = question.state.tasks[name]
         before, after = len(question.state.target(name)), len(targets.get(name, {}))
         least = least_slots(task, 0)
         if after:
-            notes[name] = f"{after} of {pool} slots" + (f", before {before}" if before != after else ", as before")
+            had = f"; it had {before}" if before not in (0, after) else ", as before" if before else ""
+            notes[name] = f"{after} of {pool} slots{_why_no_more(demands.get(name), after, free)}{had}"
         elif name in without:
             notes[name] = f"waits: no node has room for its groups of {task.job.layout.tp}"
         elif before:
@@ -491,3 +494,13 @@ def _notes(question: Question, targets: Targets, without: set[str]) -> dict[str,
         else:
             notes[name] = f"waits: of {pool} slots its {least} are not left by those before it"
     return notes
+
+
+def _why_no_more(task: Task | None, slots: int, free: int) -> str:
+    """Of a task beside which slots stay free: that with them it is slower, where that is why."""
+    more = [count for count in task.counts() if slots < count <= slots + free] if task is not None else []
+    if task is None or not more or max(map(task.waf, more)) > task.waf(slots):
+        return ""
+    theirs, its = (float(task.throughput.get(count, 0.0)) for count in (more[0], slots))
+    rates = f"{flops(theirs, like=its)} against {flops(its)}"
+    return f": {more[0]} earn {'less' if theirs < its else 'no more'} ({rates})"

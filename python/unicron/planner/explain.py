@@ -25,7 +25,7 @@ def explain(planner: Planner, decision: Decision) -> str:
         sentences.append(f"Until they are back that may cost {cost:.3g} FLOP in the next failures, which is counted.")
     sentences += _changes(planner, decision, situation)
     sentences.append(
-        f"In all {_flops(decision.waf)} weighted; the next failure is expected in {duration(running_s)}, "
+        f"In all {flops(decision.waf)} weighted; the next failure is expected in {duration(running_s)}, "
         f"until then the plan is worth {decision.reward:.3g} FLOP."
     )
     for how, reward in decision.other_rewards.items():
@@ -52,7 +52,7 @@ def _changes(planner: Planner, decision: Decision, situation: Situation) -> list
         if task.name in situation.finished:
             sentences.append(f"{task.name} is done and leaves {before} slots.")
         elif before != after:
-            gain = _flops(task.waf(after) - task.waf(before), sign=True)
+            gain = flops(task.waf(after) - task.waf(before), sign=True)
             sentences.append(f"{task.name} {_way(task, after) or _verb(before, after)} (from {before}, {gain}).")
         elif task.name in situation.wounded | situation.restarted:
             sentences.append(f"{task.name} keeps {after} slots after a restart.")
@@ -77,12 +77,12 @@ def _verb(before: int, after: int) -> str:
     return f"{'shrinks' if after < before else 'grows'} to {after} slots"
 
 
-def _flops(value: float, sign: bool = False) -> str:
+def flops(value: float, sign: bool = False, like: float = 0.0) -> str:
+    """like: it stands beside this one, in whose unit it is; the unit is said there."""
     mark = "+" if sign else ""
-    for scale, unit in ((1e18, "EFLOP/s"), (1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s")):
-        if abs(value) >= scale:
-            return f"{value / scale:{mark}.3g} {unit}"
-    return f"{value:{mark}.3g} FLOP/s"
+    scales = ((1e18, "EFLOP/s"), (1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"))
+    scale, unit = next((known for known in scales if abs(like or value) >= known[0]), (1.0, "FLOP/s"))
+    return f"{value / scale:{mark}.3g}{'' if like else f' {unit}'}"
 
 
 def duration(seconds: float) -> str:
