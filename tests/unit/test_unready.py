@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from machines import TASK, Coordinator, running
+from unicron.coordinator.journal import JOURNAL_VERSION, TaskEnded, decode_entry
 from unicron.coordinator.unready import message_of
 from unicron.messages import ExceptionRaised, WorkerLost
 from unicron.runtime.views import incident_view
@@ -169,3 +172,13 @@ def test_a_failure_after_the_start_is_not_closed_by_it() -> None:
     driver = running(Layout(dp=2, num_micro_batches=4), slots=1)
     driver.raised("n1.w0")
     assert _incidents(driver)[0].is_open
+
+
+def test_journals_from_before_are_read() -> None:
+    """An end without its iteration, and a cost of 0.0 that nobody had measured."""
+    ended = msgspec.msgpack.encode({"entry": "TaskEnded", "task": TASK, "outcome": "done", "cause": "over"})
+    assert decode_entry(bytes((JOURNAL_VERSION,)) + ended) == TaskEnded(TASK, "done", "over", -1)
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1)
+    driver.lost("n1.w0", cause="signal 9")
+    old = msgspec.structs.replace(_incidents(driver)[0], lost_ms=0.0)
+    assert incident_view(old, driver.machine.state, driver.now_ms)["lost_ms"] is None

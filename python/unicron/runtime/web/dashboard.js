@@ -274,12 +274,13 @@ function drawIncident() {
   fact("next iteration committed after", incident.resume_ms === null ? "not yet" : `${incident.resume_ms.toFixed(1)} ms`);
   fact("cost", `${cost.total_gpu_s.toFixed(2)} GPU-s: detection ${cost.detection_gpu_s.toFixed(2)}, transition ` +
     `${cost.transition_gpu_s.toFixed(2)}, sub-healthy ${cost.sub_healthy_gpu_s.toFixed(2)}`);
-  fact("iterations lost", incident.iterations_lost);
+  fact("iterations lost", incident.iterations_lost ?? "-");
   fact("micro-batches again", incident.micro_batches_recomputed);
   fact("state from", incident.state_source);
   fact("plan", incident.kind);
   fact("cause", incident.cause);
   fact("text", incident.text);
+  fact("memory", incident.memory ?? "");
   fact("log", incident.log);
   box.append(facts);
 }
