@@ -30,7 +30,8 @@ def test_a_copy_into_etcd_that_is_down(tmp_path: Path, nobody: str, capsys: pyte
     config.write_text(f"etcd: {{endpoints: [{nobody!r}]}}\n")
     assert main(["coordinator", str(config), "--copy-from", str(tmp_path / "journal.db")]) == 1
     assert capsys.readouterr().err == (
-        f"unicron coordinator: etcd does not answer at {nobody} (connection refused): start it, or mend etcd.endpoints\n"
+        f"unicron coordinator: etcd does not answer at {nobody} (connection refused): start it,"
+        " or mend etcd.endpoints\n"
     )
 
 

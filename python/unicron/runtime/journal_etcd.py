@@ -70,8 +70,8 @@ class EtcdJournal:
             )
         if self._head and copies and not interrupted:
             raise JournalBroken(
-                f"etcd holds a journal under {self._prefix!r} already ({self._head} batches): if that is this copy, start"
-                " the coordinators; else give another etcd.prefix"
+                f"etcd holds a journal under {self._prefix!r} already ({self._head} batches): if that is this copy,"
+                " start the coordinators; else give another etcd.prefix"
             )
         if not copies:
             return
