@@ -11,7 +11,7 @@ from rich.text import Text
 from several import Cluster
 from unicron.cli import incidents, nodes, ps, top
 from unicron.cli.common import print_table, sentences
-from unicron.runtime.views import cluster_view, incident_view, nodes_view, tasks_view
+from unicron.runtime.views import _throughput_from, cluster_view, incident_view, nodes_view, tasks_view
 
 TASK = "gpt-small"
 
@@ -111,5 +111,11 @@ def test_a_decision_is_a_line_for_each_sentence() -> None:
 
 def test_what_is_assumed_is_called_so(views: Any) -> None:
     assert views["tasks"][0]["waf_from"] == "assumed"
+    cluster = Cluster(nodes=1, slots=2)
+    cluster.run("a", 2, measured=True, throughput={1: 1e12, 2: 1.9e12})
+    task = cluster.machine.state.tasks["a"]
+    assert [_throughput_from(task, width) for width in (1, 2)] == ["stated", "stated"]
+    task.measured_s[2] = 1.0
+    assert [_throughput_from(task, width) for width in (1, 2)] == ["stated", "measured"]
     assert top._task({**views["tasks"][0], "waf": 1e12})["waf"] == "1e+12 assumed"
     assert top._task({**views["tasks"][0], "waf": 1e12, "waf_from": "stated"})["waf"] == "1e+12"

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import warnings
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from unicron.agent.interfaces import Interface
 from unicron.runtime import agent_daemon, doctor, keys, template
 from unicron.runtime.agent_process import AgentSettings
+from unicron.runtime.coordinator_settings import CoordinatorSettings
 from unicron.runtime.exposition import ExpositionProblem
 from unicron.runtime.files import FileProblem
 from unicron.runtime.framing import listen
+from unicron.runtime.job_file import load_job
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def settings_of(folder: Path, metrics: str = "") -> AgentSettings:
@@ -66,3 +72,24 @@ def test_doctor_is_short_about_what_is_not_there() -> None:
     assert doctor._without_driver("cuInit says 999") == "cuInit says 999"
     down = doctor._interface(Interface("eth1", is_up=False, addresses=(), rated_mbit=0))
     assert (down.state, down.value, down.meaning) == ("note", "no address, down", "")
+
+
+def test_the_manual_has_every_field_of_the_coordinators_file_with_its_default() -> None:
+    manual = (ROOT / "docs" / "OPERATION.md").read_text()
+    table = manual.partition("All fields of the coordinator's file")[2].partition("\n\nWhere")[0]
+    told = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", table, re.MULTILINE))
+    fields = msgspec.structs.fields(CoordinatorSettings)
+    assert list(told) == [field.name for field in fields]
+    for field in fields:
+        if isinstance(field.default, str | int):
+            assert told[field.name].strip("`").strip('"') == str(field.default), field.name
+
+
+def test_the_example_of_a_job_is_its_scripts() -> None:
+    """It must begin with a few slots, and do an iteration in seconds."""
+    job = load_job(ROOT / "examples" / "job.yaml")
+    layout = job["layout"]
+    assert job["replicas_min"] == 2 and layout["num_micro_batches"] * layout["micro_batch"] == 16
+    names = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".yaml")}
+    manual = (ROOT / "examples" / "README.md").read_text()
+    assert not [name for name in names if f"`{name}`" not in manual]

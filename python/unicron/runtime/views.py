@@ -115,10 +115,12 @@ def describe_view(task: TaskState, state: State, seen: dict[str, Any], now_ms: f
 
 
 def _throughput_from(task: TaskState, replicas: int) -> str:
-    """What its T(t, x) at this width rests on; assumed: nobody stated it and it has not run so."""
-    if task.job.measured and replicas in task.measured_s:
+    """What its T(t, x) at this width rests on. Assumed: nobody stated it, and it has not run so, or the FLOP of an
+    iteration are not known, and all that is measured is how one width compares with another."""
+    is_stated = replicas * task.job.layout.replica_size in task.job.throughput
+    if task.job.measured and replicas in task.measured_s and (is_stated or task.job.iteration_flop > 0):
         return "measured"
-    return "stated" if replicas * task.job.layout.replica_size in task.job.throughput else "assumed"
+    return "stated" if is_stated else "assumed"
 
 
 def _worker(name: str, task: TaskState, status: Any) -> dict[str, Any]:
