@@ -200,10 +200,11 @@ def test_layout_of_a_run() -> None:
 
 def test_exit_codes() -> None:
     assert exit_code("done", "", []) == 0
+    assert exit_code("stopped", "cancelled", []) == 137
+    assert exit_code("stopped", "cancelled", [{"cause": "exit code 5"}]) == 137
     assert exit_code("stopped", "restart.max = 1 is used up; the last: exit code 5", []) == 5
     assert exit_code("stopped", "the last: signal 9", []) == 137
     assert exit_code("stopped", "x", [{"cause": "exit code 3"}, {"cause": "ValueError"}]) == 3
-    assert exit_code("stopped", "cancelled", []) == 1
 
 
 def test_does_a_script_join(tmp_path: Path) -> None:

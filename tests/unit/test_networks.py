@@ -142,7 +142,7 @@ def test_doctor_says_what_there_is_and_what_is_chosen(monkeypatch: pytest.Monkey
     for name in ("UNICRON_INTERFACE", "UNICRON_STATE_INTERFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
     rows = {each.name: each for each in networks_found("127.0.0.1:7070", "", "")}
-    assert "127.0.0.1/8" in rows["interface lo"].value and rows["interface lo"].meaning == "speed unknown"
+    assert "127.0.0.1/8" in rows["interface lo"].value and rows["interface lo"].meaning == ""
     assert rows["control network"].value.startswith("lo 127.0.0.1")
     assert rows["control network"].meaning == "route to 127.0.0.1:7070"
     assert rows["state network"].meaning == "the same as control"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from unicron.cli import main
+from unicron.simulate.report import rows_of
+from unicron.simulate.scenario import Scenario, simulate
 
 SCENARIO = """
 name: small
@@ -38,6 +41,21 @@ def test_json(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for row in found["policies"].values():
         assert {"waf_mean", "ettr", "gpu_hours_wasted", "incidents", "downtime_s"} <= set(row)
         assert row["waf_mean"] > 0
+
+
+def test_the_table_is_for_people_and_a_pipe_gets_no_bar(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(scenario), "--policy", "unicron,megatron"]) == 0
+    out, error = capsys.readouterr()
+    assert error == "" and "failures (modelled)" in out and "failures and returns" in out
+    assert "events a second" not in out and "e+0" not in out
+
+
+def test_whoever_waits_hears_what_begins() -> None:
+    chosen = msgspec.convert(msgspec.yaml.decode(SCENARIO), Scenario)
+    begun: list[str] = []
+    simulated = simulate(msgspec.structs.replace(chosen, policies=("unicron", "megatron")), tell=begun.append)
+    assert begun == ["what every task earns", "unicron", "megatron"]
+    assert not [row for row in rows_of(simulated) if "e" in str(row["GPU-hours wasted"])]
 
 
 def test_report(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,9 +16,14 @@ from unicron.runtime.files import FileProblem
 from unicron.runtime.journal_problem import JournalProblem
 from unicron.runtime.keys import KeyProblem
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 FAILURE = 1
 INT_MAX = 2**31 - 1  # of an option that counts or names a number
 WIDTH = 200  # of a table that goes into a pipe or a file
+FOLDED = ("why", "cause")  # columns of sentences
+FOLDED_MIN = 14
 KNOWN_PROBLEMS = (
     CoordinatorRefused,
     CoordinatorSilent,
@@ -44,6 +49,7 @@ StateInterface = Annotated[
         help="Of the workers' process groups; default UNICRON_STATE_INTERFACE, else control's.", show_default=False
     ),
 ]
+Wide = Annotated[bool, typer.Option("--wide", help="All columns, also where the terminal is too narrow for them.")]
 Keys = Annotated[str, typer.Option(help="Key directory; default UNICRON_KEYS, else ./keys.")]
 
 
@@ -101,22 +107,59 @@ def order(verb: str, said: Callable[[Any], str], coordinator: str, keys: str, js
         print(said(result))
 
 
-def print_table(rows: Iterable[dict[str, Any]], columns: Sequence[str], empty: str, title: str = "") -> None:
+def print_table(
+    rows: Iterable[dict[str, Any]],
+    columns: Sequence[str],
+    empty: str,
+    title: str = "",
+    narrow: Mapping[str, str] | None = None,
+    *,
+    wide: bool = False,
+) -> None:
+    """narrow: the columns, and the field of each, for a terminal in which the others do not fit, unless wide. Where it
+    is given, sentences alone are folded (FOLDED): a task or a phase is never cut."""
     from rich.console import Console
+    from rich.measure import Measurement
+
+    rows = list(rows)
+    if not rows:
+        print(empty)
+        return
+    is_terminal = sys.stdout.isatty()
+    console = Console(width=None if is_terminal else WIDTH)
+
+    def needed(table: Table) -> int:
+        return Measurement.get(console, console.options.update(width=10_000), table).minimum
+
+    keeps = narrow is not None
+    table = _table(rows, {column.replace("_", " "): column for column in columns}, title, keeps=keeps)
+    if narrow is not None and is_terminal and not wide and needed(table) > console.width:
+        table = _table(rows, narrow, title, keeps=True)
+        table.collapse_padding = True
+    if keeps:  # a terminal breaks a line that is too long, and shows all of it
+        console.width = max(console.width, needed(table), WIDTH if wide else 0)
+    console.print(table)
+
+
+def _table(rows: list[dict[str, Any]], fields: Mapping[str, str], title: str, *, keeps: bool) -> Table:
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title or None, box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column.replace("_", " "))
-    count = 0
+    for name, field in fields.items():
+        widest = max(cell_len(text) for text in (name, *(_cell(row.get(field)) for row in rows)))
+        is_whole = keeps and name not in FOLDED
+        least = (widest if is_whole else min(widest, FOLDED_MIN)) if keeps else None
+        table.add_column(name, no_wrap=is_whole, overflow="fold", min_width=least)
     for row in rows:
-        table.add_row(*(Text(_cell(row.get(column))) for column in columns))  # brackets are not markup
-        count += 1
-    if count:
-        Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
-    else:
-        print(empty)
+        table.add_row(*(Text(_cell(row.get(field))) for field in fields.values()))  # brackets are not markup
+    return table
+
+
+def sentences(text: str) -> str:
+    """Of a decision's reason, which may be several hundred characters: a line each, indented from the second on."""
+    return text.replace(". ", ".\n  ")
 
 
 def buddies_of(buddy: bool, every: int) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, cost_words, print_json, print_table
+from unicron.cli.common import Coordinator, Json, Keys, cost_words, print_json, print_table, sentences
 
 COLUMNS = ("rank", "worker", "node", "purpose", "phase", "stage", "iteration", "pid")
 
@@ -35,8 +35,12 @@ def main(
     print(f"layout: {sizes}, replicas {view['replicas']}")
     allocation = view["allocation"]
     print(f"slots: {view['slots']} now, {view['target']} decided; {view['why']}")
-    print(f"priority {view['priority']}, weight {view['weight']:g}; {allocation['trigger']}: {allocation['reason']}")
-    earned = ", ".join(f"{slots} slots {flops:.3g} FLOP/s" for slots, flops in view["throughput"].items())
+    print(f"priority {view['priority']}, weight {view['weight']:g}")
+    print(f"{allocation['trigger']}: {sentences(allocation['reason'])}")
+    earned = ", ".join(
+        f"{slots} slots {flops:.3g} FLOP/s ({view['throughput_from'][slots]})"
+        for slots, flops in view["throughput"].items()
+    )
     print(f"T(t, x): {earned}")
     spent = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in view["spent_s"].items())
     ettr = "-" if view["ettr"] is None else f"{view['ettr']:.4f}"

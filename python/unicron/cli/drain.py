@@ -21,6 +21,8 @@ def main(
     """
 
     def said(result: Any) -> str:
-        return f"{node} is being emptied of {result['workers']} workers: unicron nodes shows when it is"
+        return (
+            f"{node} is being emptied of {result['workers']} workers and understudies: unicron nodes shows when it is"
+        )
 
     order("drain", said, coordinator, keys, json, node=node)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, Problem, cost_words, print_json, print_table
+from unicron.cli.common import Coordinator, Json, Keys, Problem, Wide, cost_words, print_json, print_table
 
 COLUMNS = (
     "id",
@@ -24,6 +24,8 @@ COLUMNS = (
     "cost_gpu_s",
     "cause",
 )
+NARROW = {name: name for name in ("id", "task", "severity", "fault", "root", "outcome")}
+NARROW |= {"resume": "resume_ms", "lost": "lost_ms", "cause": "cause"}
 # Beside the fields with a line of their own; cost has the total.
 APART = ("timeline", "text", "cost_gpu_s", "phases_ms", "transfers")
 TOLD_AT_ZERO = ("lost_ms", "iterations_lost", "micro_batches_recomputed")
@@ -52,7 +54,7 @@ PHASES = {
     "Gather": "every replica's shard of the parameters goes to the others",
     "Settle": "the replica's members agree that the gathering ended well",
 }
-UNITS = "detect, decide, resume: ms since the fault; -: its time is not known, or it did not come to that"
+UNITS = "detect, decide, resume: ms since the fault; lost: ms; -: its time is not known, or it did not come to that"
 OVER = "for a run that is over: --log-dir FOLDER"
 
 
@@ -65,6 +67,7 @@ def main(
     coordinator: Coordinator = "",
     keys: Keys = "",
     json: Json = False,
+    wide: Wide = False,
 ) -> None:
     """What failed, why, what was decided, what it cost.
 
@@ -89,7 +92,7 @@ def main(
     elif incident:
         show(found[0])
     else:
-        print_table(map(row_of, found), COLUMNS, "no incidents", UNITS)
+        print_table(map(row_of, found), COLUMNS, "no incidents", UNITS, NARROW, wide=wide)
 
 
 def kept_incidents(place: Path, incident: str, task: str) -> list[dict[str, Any]]:

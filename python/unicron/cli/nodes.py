@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unicron.cli.common import Coordinator, Json, Keys, print_json, print_table
+from unicron.cli.common import Coordinator, Json, Keys, Wide, print_json, print_table
 
 COLUMNS = (
     "node",
@@ -19,9 +19,10 @@ COLUMNS = (
     "store",
     "network",
 )
+NARROW = {name: name for name in ("node", "phase", "slots", "used", "tasks", "why")}
 
 
-def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False) -> None:
+def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False, wide: Wide = False) -> None:
     """Machines and how they are.
 
     Example: unicron nodes
@@ -33,12 +34,13 @@ def main(coordinator: Coordinator = "", keys: Keys = "", json: Json = False) -> 
     if json:
         print_json({"nodes": nodes})
     else:
-        print_table(map(row_of, nodes), COLUMNS, "no agent has said hello yet")
+        print_table(map(row_of, nodes), COLUMNS, "no agent has said hello yet", narrow=NARROW, wide=wide)
 
 
 def row_of(node: dict[str, Any]) -> dict[str, Any]:
     return {
         **node,
+        "drained": "yes" if node["drained"] else "no",
         "tasks": [f"{task}:{count}" for task, count in node["tasks"].items()],
         "network": network_words(node.get("control_network"), node.get("state_network")),
     }

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, Problem, print_json, print_table
+from unicron.cli.common import Coordinator, Json, Keys, Problem, print_json, print_table, sentences
 from unicron.planner import Cluster, Planner, PlannerProblem
 from unicron.planner.situation import EVENTS
 from unicron.runtime.files import load_yaml
@@ -81,6 +81,6 @@ def _show(tasks: dict[str, dict[str, Any]], events: str, answer: dict[str, Any])
         )
     print(_headline(events))
     print_table(rows, ["task", "weight", "slots", "moves"], "no tasks")
-    print(answer["reason"])
+    print(sentences(answer["reason"]))
     found = "found in the table" if answer["from_table"] else "solved"
     print(f"({found} in {answer['planned_in_us']:.0f} us)\n")

@@ -69,7 +69,7 @@ def main(
     quiet: Annotated[bool, typer.Option(help="Do not show what the workers write.")] = False,
     json: Json = False,
 ) -> int:
-    """One task on this machine, in the place of torchrun. Ends with the script's exit code.
+    """One task on this machine, in the place of torchrun. Ends with the script's exit code; 137: killed or cancelled.
 
     In a Slurm allocation: on all its nodes; before its end, or on SIGUSR1, it saves and ends with 75 (deploy/slurm).
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -60,8 +63,9 @@ def _run(chosen: Scenario, folder: Path, seed: int | None, policy: str, report: 
     if policy:
         names = tuple(POLICIES) if policy == "all" else tuple(policy.split(","))
         chosen = msgspec.structs.replace(chosen, policies=names)
-    simulated = simulate(chosen, folder)
-    written = write_report(simulated, swings(simulated), report) if report is not None else ()
+    with _progress(1 + len(chosen.policies) * (1 if report is None else 2)) as tell:
+        simulated = simulate(chosen, folder, tell)
+        written = write_report(simulated, swings(simulated, tell), report) if report is not None else ()
     if json:
         print_json({**as_json(simulated), "files": [str(path) for path in written]})
         return
@@ -70,10 +74,24 @@ def _run(chosen: Scenario, folder: Path, seed: int | None, policy: str, report: 
         print(f"wrote {path}")
 
 
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal, because it may take minutes. What it gives is told each of the ``total`` steps that begins;
+    0: their number is not known."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    done = itertools.count()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total or None)
+        yield lambda step: bar.update(task, description=step, completed=next(done))
+
+
 def _show(simulated: Simulated) -> None:
     history = simulated.history
     days = history.duration_s / 86_400
-    title = f"{simulated.scenario.name}: {history.num_nodes} nodes, {days:.0f} days, {len(history)} events (modelled)"
+    title = f"{simulated.scenario.name}: {history.num_nodes} nodes, {days:.0f} days, {len(history)} failures (modelled)"
     rows = [{name: cell(value) for name, value in row.items()} for row in rows_of(simulated)]
     print_table(rows, list(rows[0]), "no policy", title)
     for line in summary(simulated):
@@ -83,7 +101,9 @@ def _show(simulated: Simulated) -> None:
 def _show_table(name: str, json: bool) -> None:
     if name not in TABLES:
         raise Problem(f"no table {name!r}; there are {NAMES}", 2)
-    table: Table = TABLES[name]()
+    with _progress(0) as tell:
+        tell(name)
+        table: Table = TABLES[name]()
     if json:
         print_json(msgspec.to_builtins(table))
         return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, cost_words, print_json, print_table
-from unicron.cli.ps import row_of
+from unicron.cli import nodes, ps
+from unicron.cli.common import Coordinator, Json, Keys, cost_words, print_json, print_table, sentences
 
 TASKS = ("task", "phase", "slots", "target", "weight", "iteration", "ettr", "waf", "why")
 NODES = ("node", "phase", "drained", "slots", "used", "tasks", "faults")
@@ -23,11 +24,13 @@ def main(
     keys: Keys = "",
     json: Json = False,
 ) -> None:
-    """Tasks, nodes and what the cluster earns, as it changes. With --json one look.
+    """Tasks, nodes and what the cluster earns, as it changes. With --json, or into a pipe, one look.
 
     Example: unicron top --every 2
     """
     from unicron.runtime.client import from_environment
+
+    once = once or not sys.stdout.isatty()
 
     with from_environment(coordinator, keys) as client:
         while True:
@@ -50,14 +53,14 @@ def show(view: dict[str, Any]) -> None:
     print(f"{cluster['incidents']} incidents; recovery cost in GPU-seconds: {cost_words(cost)}")
     if made["number"]:
         source = "found in the table" if made["from_table"] else "solved"
-        print(f"allocation {made['number']} ({source}): {made['trigger']}: {made['reason']}")
-    print_table(map(_task, view["tasks"]), TASKS, "no tasks")
-    rows = ({**n, "tasks": [f"{task}:{count}" for task, count in n["tasks"].items()]} for n in view["nodes"])
-    print_table(rows, NODES, "no agent has said hello yet")
+        print(f"allocation {made['number']} ({source}): {made['trigger']}: {sentences(made['reason'])}")
+    print_table(map(_task, view["tasks"]), TASKS, "no tasks", narrow=ps.NARROW)
+    print_table(map(nodes.row_of, view["nodes"]), NODES, "no agent has said hello yet", narrow=nodes.NARROW)
 
 
 def _task(task: dict[str, Any]) -> dict[str, Any]:
-    return {**row_of(task), "waf": f"{task['waf']:.3g}"}
+    assumed = " assumed" if task["waf"] and task["waf_from"] == "assumed" else ""
+    return {**ps.row_of(task), "waf": f"{task['waf']:.3g}{assumed}"}
 
 
 def _graph(cluster: dict[str, Any]) -> str:

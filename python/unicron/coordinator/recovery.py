@@ -73,7 +73,7 @@ def _wait_for_the_last(step: Step, task: TaskState) -> None:
 
 
 def _is_hopeless(task: TaskState, rank: Rank, node: NodeState) -> bool:
-    """Its node's checks fail, and nobody was there who could take it at once. Others go on without it; the last
+    """Its node's checks fail, and nobody was there who could take it at once: others go on without it. The last
     replica, and shards that nobody else has, are tried there as often as the job allows."""
     is_last = task.plan is None or len(task.plan.replicas) == 1
     return node.unfit not in ("", PENDING) and rank in task.refills and not is_last and not task.job.layout.sharded

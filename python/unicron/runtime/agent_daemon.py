@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from unicron.runtime import keys
 from unicron.runtime.agent_process import AgentProcess, AgentSettings
 from unicron.runtime.files import FileProblem, make_folder
-from unicron.runtime.framing import path_problem
+from unicron.runtime.framing import SocketInUse, path_problem, remove_stale
+from unicron.runtime.keyring import server_keys
 
 STOP_S_MAX = 10.0
+
+log = logging.getLogger("unicron.agent")
 
 
 def run_with_template(settings: AgentSettings, imports: str) -> int:
@@ -22,6 +27,9 @@ def run_with_template(settings: AgentSettings, imports: str) -> int:
     if problem := path_problem(settings.template_path):
         raise FileProblem(f"--run-dir is too long ({problem}): give a shorter one")
     make_folder(directory, "--run-dir")
+    _require_usable(settings, directory)
+    if imports:
+        log.info("imports %s before it says hello: that may take half a minute", imports.replace(",", " and "))
     lifeline_end, lifeline = os.pipe()
     arguments = ["--socket", str(settings.template_path), "--import", imports]
     arguments += ["--lifeline", str(lifeline_end)]
@@ -42,3 +50,21 @@ def run_with_template(settings: AgentSettings, imports: str) -> int:
         except subprocess.TimeoutExpired:
             template.kill()
             template.wait(STOP_S_MAX)
+
+
+def _require_usable(settings: AgentSettings, directory: Path) -> None:
+    """Before the template's imports: is another agent here, are the keys and the metrics' address usable."""
+    try:
+        remove_stale(directory / "agent.sock")
+    except SocketInUse:
+        raise FileProblem(
+            f"an agent named {settings.node} runs here already ({directory}): stop it, or give this one another --node"
+            " (and --metrics)"
+        ) from None
+    for role in ("agent", "worker"):
+        keys.load(Path(settings.keys) / f"{role}.key")
+    server_keys(Path(settings.keys))
+    if settings.metrics:
+        from unicron.runtime.exposition import require_free
+
+        require_free(settings.metrics)

@@ -203,6 +203,8 @@ def copy_journal(settings: CoordinatorSettings, path: Path) -> int:
     if not path.is_file():
         raise FileProblem(f"no journal {path}")
     require_etcd()
+    from unicron.runtime.etcd import EtcdProblem
+
     source = SqliteJournal(path)
     try:
         client = new_client(settings.etcd)
@@ -211,6 +213,9 @@ def copy_journal(settings: CoordinatorSettings, path: Path) -> int:
             client.close()
             raise JournalProblem(f"a coordinator decides already ({answer}): end it, it began with another journal")
         return copy_into(client, answer, list(source.entries()), str(path))
+    except EtcdProblem as problem:
+        where, _, said = str(problem).partition(": ")
+        raise JournalProblem(f"etcd does not answer at {where} ({said}): start it, or mend etcd.endpoints") from None
     finally:
         source.close()
 

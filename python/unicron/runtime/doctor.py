@@ -152,7 +152,8 @@ def networks_found(coordinator: str, interface: str, state_interface: str) -> li
 
 def _interface(interface: Interface) -> Finding:
     value = f"{' '.join(interface.addresses) or 'no address'}, {'up' if interface.is_up else 'down'}"
-    return Finding(f"interface {interface.name}", "ok", value, rated_words(interface.rated_mbit))
+    rated = rated_words(interface.rated_mbit) if interface.rated_mbit else ""
+    return Finding(f"interface {interface.name}", "ok" if interface.is_up else "note", value, rated)
 
 
 def _has_gpus() -> bool:
@@ -167,7 +168,7 @@ def _gpus() -> list[Finding]:
 
     count = _core.num_cuda_devices()
     if count == 0:
-        return [Finding("GPUs", "note", "none", _core.why_no_cuda() or "the driver sees no GPU")]
+        return [Finding("GPUs", "note", "none", _without_driver(_core.why_no_cuda()) or "the driver sees no GPU")]
     version = _core.cuda_driver_version()
     found = [Finding("CUDA driver", "ok", f"CUDA {version // 1000}.{version % 1000 // 10}")]
     for device in range(count):
@@ -178,6 +179,12 @@ def _gpus() -> list[Finding]:
     if not _core.cuda:
         found.append(Finding("GPU kernels", "note", "none", "no digests and exact sums on GPUs; build with nvcc"))
     return found
+
+
+def _without_driver(why: str) -> str:
+    """The loader's own words are three lines, and say this."""
+    is_missing = "libcuda.so.1" in why and "No such file" in why
+    return "no CUDA driver here (libcuda.so.1)" if is_missing else why
 
 
 def _nccl() -> list[Finding]:

@@ -32,6 +32,21 @@ class EtcdFull(EtcdProblem):
     """No space is left under etcd's quota."""
 
 
+SHORTLY = (  # what urllib3 says in the middle of several lines
+    ("Connection refused", "connection refused"),
+    ("timed out", "no answer in time"),
+    ("Name or service not known", "no address is known of it"),
+    ("Temporary failure in name resolution", "no address is known of it"),
+    ("No route to host", "no route to it"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not trusted: see etcd.ca"),
+)
+
+
+def _said(error: Exception) -> str:
+    text = getattr(error, "detail_text", None) or str(error) or type(error).__name__
+    return next((short for known, short in SHORTLY if known in text), text)
+
+
 class Etcd:
     """Not for two threads at once."""
 
@@ -63,8 +78,7 @@ class Etcd:
             return dict(client.post(client.get_url(path), json=payload))
         except (Etcd3Exception, requests.RequestException, ValueError) as error:
             self._clients = [*self._clients[1:], client]
-            said = getattr(error, "detail_text", None) or str(error) or type(error).__name__
-            text = f"{client.host}:{client.port}: {said}"
+            text = f"{client.host}:{client.port}: {_said(error)}"
             full = "database space exceeded" in text or "NOSPACE" in text
             raise (EtcdFull if full else EtcdProblem)(text) from None
 

@@ -9,6 +9,7 @@ numbers, phases.
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,6 +30,21 @@ class ExpositionProblem(OSError):
     """The address cannot be used; one line that says what to do."""
 
 
+def _unusable(address: str, error: Exception) -> ExpositionProblem:
+    why = getattr(error, "strerror", None) or error
+    return ExpositionProblem(
+        f"cannot serve metrics at {address}: {why}: give another address, or an empty one for none"
+    )
+
+
+def require_free(address: str) -> None:
+    """ExpositionProblem where it cannot be served at: for whoever would find out only after a long start."""
+    try:
+        socket.create_server(parse_endpoint(address, listens=True)).close()
+    except (OSError, UnicodeError) as error:
+        raise _unusable(address, error) from None
+
+
 class Exposition:
     """Poll ``fileno`` for reading and call ``serve`` when it is readable. ``watch`` says what is shown."""
 
@@ -42,10 +58,7 @@ class Exposition:
             host, port = parse_endpoint(address, listens=True)
             self._server = LoopServer(host, port, self._application, "metrics")
         except (OSError, UnicodeError) as error:
-            raise ExpositionProblem(
-                f"cannot serve metrics at {address}: {getattr(error, 'strerror', None) or error}:"
-                " give another address, or an empty one for none"
-            ) from None
+            raise _unusable(address, error) from None
         self._questions = self._server.questions
         self.address = self._server.address
         log.info("metrics at %s", self.address)

@@ -204,7 +204,7 @@ def listen(path: Path) -> socket.socket:
     if problem := path_problem(path):
         raise OSError(errno.ENAMETOOLONG, f"cannot listen on {path}: its path is too long ({problem})")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _remove_stale(path)
+    remove_stale(path)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     mask = os.umask(0o177)  # the file is private from the first moment on
     try:
@@ -221,7 +221,8 @@ def listen(path: Path) -> socket.socket:
     return server
 
 
-def _remove_stale(path: Path) -> None:
+def remove_stale(path: Path) -> None:
+    """A socket that nobody listens on; SocketInUse where somebody does."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -237,7 +238,7 @@ def _remove_stale(path: Path) -> None:
             return
         except OSError:
             pass  # a full backlog or a timeout: somebody owns it
-    raise SocketInUse(f"{path} is in use by a living process: stop it, or choose another socket")
+    raise SocketInUse(f"{path} is in use by a living process: stop it")
 
 
 def connect(path: str | Path, timeout_ms: int) -> socket.socket:

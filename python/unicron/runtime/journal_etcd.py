@@ -69,7 +69,10 @@ class EtcdJournal:
                 " run `unicron coordinator CONFIG --copy-from JOURNAL` again"
             )
         if self._head and copies and not interrupted:
-            raise JournalBroken(f"etcd has a journal under {self._prefix!r} already: give another etcd.prefix")
+            raise JournalBroken(
+                f"etcd holds a journal under {self._prefix!r} already ({self._head} batches): if that is this copy,"
+                " start the coordinators; else give another etcd.prefix"
+            )
         if not copies:
             return
         journal, head = f"{self._prefix}/journal/", f"{self._prefix}/head"

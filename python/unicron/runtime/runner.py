@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ UNJOINED_S = 20.0  # until it is said that a script which speaks of unicron has 
 EXITS_S_MAX = 35.0  # after the decision: the coordinator's own bound for the last exits is 30 s
 
 _JOINS = re.compile(r"^\s*(?:import|from)\s+unicron\b", re.MULTILINE)
+CANCELLED = "cancelled"  # a task's cause then
 _EXIT = re.compile(r"\bexit code (\d+)")
 _SIGNAL = re.compile(r"\bsignal (\d+)")
 
@@ -155,9 +157,12 @@ def _leave(cluster: LocalCluster, task: str, watch: Watch) -> None:
 
 
 def exit_code(outcome: str, cause: str, incidents: list[dict[str, Any]]) -> int:
-    """The script's own: exit codes pass through, 128 + signal for signals, 1 for an exception."""
+    """The script's own: exit codes pass through, 128 + signal for signals, 1 for an exception. 137 for one that was
+    cancelled, whatever was healed before."""
     if outcome == "done":
         return 0
+    if cause == CANCELLED:
+        return 128 + signal.SIGKILL
     for text in (cause, *(i["cause"] for i in reversed(incidents))):
         exited, signaled = _EXIT.search(text), _SIGNAL.search(text)
         if exited and int(exited[1]):

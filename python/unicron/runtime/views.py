@@ -75,6 +75,7 @@ def task_view(task: TaskState, state: State, now_ms: float) -> dict[str, Any]:
         "target": len(state.target(task.name)),
         "why": "" if task.is_over else task.held_why or state.allocation.notes.get(task.name, ""),
         "waf": task.accounts.waf,
+        "waf_from": _throughput_from(task, len(task.placement) // task.job.layout.replica_size),
         "ettr": task.accounts.ettr(now_ms),
         "outcome": task.outcome,
         "cause": task.cause,
@@ -99,6 +100,7 @@ def describe_view(task: TaskState, state: State, seen: dict[str, Any], now_ms: f
     size = task.job.layout.replica_size
     widths = replica_counts(task, len(state.target(task.name)) // size)
     view["throughput"] = {str(count * size): throughput_of(task, count) for count in widths}
+    view["throughput_from"] = {str(count * size): _throughput_from(task, count) for count in widths}
     view["iteration_s"] = {str(count * size): seconds for count, seconds in sorted(task.measured_s.items())}
     view["layouts"] = reachable_layouts(state, task)
     view["layout_changes"] = list(task.moves)
@@ -110,6 +112,15 @@ def describe_view(task: TaskState, state: State, seen: dict[str, Any], now_ms: f
     view["workers"] = [_worker(worker.name, task, seen.get(worker.name)) for worker in task.workers.values()]
     view["plan"] = msgspec.to_builtins(task.plan) if task.plan else None
     return view
+
+
+def _throughput_from(task: TaskState, replicas: int) -> str:
+    """What its T(t, x) at this width rests on. Assumed: nobody stated it, and it has not run so, or the FLOP of an
+    iteration are not known, and all that is measured is how one width compares with another."""
+    is_stated = replicas * task.job.layout.replica_size in task.job.throughput
+    if task.job.measured and replicas in task.measured_s and (is_stated or task.job.iteration_flop > 0):
+        return "measured"
+    return "stated" if is_stated else "assumed"
 
 
 def _worker(name: str, task: TaskState, status: Any) -> dict[str, Any]:

@@ -149,10 +149,9 @@ def rows_of(simulated: Simulated) -> list[dict[str, object]]:
             "policy": name,
             "WAF, share of ideal": outcome.account.waf_mean / simulated.ideal,
             "ETTR": outcome.ettr,
-            "GPU-hours wasted": outcome.account.gpu_hours_wasted,
-            "events": outcome.account.num_events,
+            "GPU-hours wasted": f"{outcome.account.gpu_hours_wasted:,.0f}",
+            "failures and returns": outcome.account.num_events,
             "downtime, median s": _median(down.total_s for down in outcome.account.downtimes),
-            "events a second": outcome.account.num_events / max(outcome.wall_s, 1e-9),
         }
         for name, outcome in simulated.outcomes.items()
     ]

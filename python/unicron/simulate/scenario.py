@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -191,15 +192,24 @@ def play(
     return Outcome(policy, account, gpus, time.perf_counter() - begin_s, frozenset(setting.values.read))
 
 
-def simulate(scenario: Scenario, folder: Path = Path()) -> Simulated:
-    """Every policy of the scenario through the same history. Raises ScenarioProblem and the problems of its parts."""
+def silent(_: str) -> None:
+    """For whoever does not show how far it is."""
+
+
+def simulate(scenario: Scenario, folder: Path = Path(), tell: Callable[[str], None] = silent) -> Simulated:
+    """Every policy of the scenario through the same history; ``tell`` hears what begins. Raises ScenarioProblem and the
+    problems of its parts."""
     unknown = [name for name in scenario.policies if name not in POLICIES]
     if unknown or not scenario.policies:
         raise ScenarioProblem(f"no policy {', '.join(unknown) or '(none given)'}; there are {', '.join(POLICIES)}")
+    tell("what every task earns")
     history = history_from(scenario, folder)
     tasks = tasks_from(scenario, history.num_nodes)
     setting = setting_of(scenario, history, {})
     widths = first_widths(tasks, history.num_nodes, setting)
     ideal = sum(task.waf(width) for task, width in zip(tasks, widths, strict=True))
-    outcomes = {name: play(scenario, history, tasks, name, {}) for name in scenario.policies}
+    outcomes = {}
+    for name in scenario.policies:
+        tell(name)
+        outcomes[name] = play(scenario, history, tasks, name, {})
     return Simulated(scenario, history, tasks, ideal, outcomes)

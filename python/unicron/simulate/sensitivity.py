@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
 from unicron.simulate.parameters import PARAMETERS, Parameter
 from unicron.simulate.policies import POLICIES
-from unicron.simulate.scenario import Simulated, play
+from unicron.simulate.scenario import Outcome, Simulated, play, silent
 
 
 class Swing(NamedTuple):
@@ -28,17 +29,20 @@ class Swing(NamedTuple):
         return max(self.at_low, self.as_assumed, self.at_high) - min(self.at_low, self.as_assumed, self.at_high)
 
 
-def swings(simulated: Simulated) -> list[Swing]:
-    """Of every parameter of every policy that was simulated, the widest first."""
-    found = [
-        _swing(simulated, policy, row)
-        for policy, outcome in simulated.outcomes.items()
-        for row in PARAMETERS.values()
-        if row.name in outcome.read  # whatever was never asked for moves nothing
-    ]
+def swings(simulated: Simulated, tell: Callable[[str], None] = silent) -> list[Swing]:
+    """Of every parameter of every policy that was simulated, the widest first; ``tell`` hears which policy begins."""
+    found: list[Swing] = []
+    for policy, outcome in simulated.outcomes.items():
+        tell(f"what {policy} rests on")
+        found += _of_policy(simulated, policy, outcome)
     found += [swing for policy in simulated.outcomes if (swing := _standbys(simulated, policy))]
     found = [swing for swing in found if swing.width > 1e-9]
     return sorted(found, key=lambda swing: -swing.width)
+
+
+def _of_policy(simulated: Simulated, policy: str, outcome: Outcome) -> list[Swing]:
+    rows = (row for row in PARAMETERS.values() if row.name in outcome.read)  # what was never asked for moves nothing
+    return [_swing(simulated, policy, row) for row in rows]
 
 
 def _swing(simulated: Simulated, policy: str, row: Parameter) -> Swing:
