@@ -17,6 +17,7 @@ from unicron.agent import events as agent_on
 from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.planned import Planned
+from unicron.coordinator.state import Purpose
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.healing import actions as do
 from unicron.healing import events as healing_on
@@ -33,6 +34,7 @@ from unicron.messages import (
     MoveRoles,
     PublishEpoch,
     Saved,
+    StartWorkers,
     StateLost,
     StopTask,
     WorkerLost,
@@ -642,3 +644,21 @@ def test_a_last_word_that_comes_before_the_last_account_of_a_healing_is_not_forg
     driver.all_healed()
     assert driver.task.phase is TaskPhase.SUSPENDED
     assert {order.worker for order in driver.sent(EndWorker)} >= {"n0.w0", "n1.w1"}
+
+
+def test_who_replaces_a_member_that_died_before_the_first_epoch_completes_the_start() -> None:
+    """Seed 542 and thirty others, when the last of many members became the only one whose getting up is looked at: the
+    one that died was waited for, and the task was stopped because "0 of 1 workers" had not joined."""
+    driver = Coordinator()
+    for node in ("n0", "n1"):
+        driver.hello(node)
+    driver.submit(Layout(dp=4, num_micro_batches=4))
+    names = [w.name for w in driver.task.workers.values() if w.purpose is Purpose.MEMBER]
+    driver.up(names[0])
+    assert driver.task.absent == {*names[1:]}
+    driver.lost(names[-1], "signal 9")
+    (order,) = driver.sent(StartWorkers)
+    for name in (*names[1:-1], order.workers[0][0]):
+        assert driver.task.phase is TaskPhase.STARTING
+        driver.up(name)
+    assert driver.task.phase is TaskPhase.RUNNING

@@ -60,6 +60,7 @@ def replenish(step: Step, task: TaskState) -> None:
 
 def settle_starting(step: Step, task: TaskState) -> None:
     """STARTING: replace who died on the way, leave out what cannot start, go when all members are up."""
+    task.absent.clear()  # whoever gets up next is looked at, unless the end of this look says who is missing
     members = _members(task)
     wanted: list[tuple[str, Rank, Purpose]] = []
     dropped: set[int] = set()
