@@ -1,12 +1,11 @@
-"""What the coordinator's machine takes for clusters of 8 to 8,192 nodes: to start a task, to answer a dead worker and a
-lost node, and to move one node's roles; and how much it says at the switch of a move.
+"""CPU ms of the coordinator's machine for clusters of 8 to 8,192 nodes: a start, a dead worker, a drained node, a move.
 
 The real machine with its journal entries, one process, no network: agents and workers are answered for here. A node has
---slots slots, all of one task of one role a slot; one node is free, so that a lost one is replaced. Said at a switch
-counts from the moment at which every participant has its part (phase 1 is over) until the plan is published; no
-connection is made then, because the groups of the announced plan stand since phase 1 (training/moving.py).
+--slots slots, all of one task of one role a slot; one node is free. Said at a switch counts from the moment at which
+every participant has its part (phase 1 is over) until the plan is published; no connection is made then, because the
+groups of the announced plan stand since phase 1 (training/moving.py).
 
-    python bench/bench_scale.py --nodes 8 64 512 --json
+    python bench/bench_scale.py --nodes 8 64 512 4096 --json
 """
 
 from __future__ import annotations

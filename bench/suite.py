@@ -31,6 +31,7 @@ SUITE: dict[str, tuple[str, ...]] = {
     "arena": ("--runs", "5"),
     "death": ("--runs", "5", "--mebibytes", "0", "256"),
     "agents": ("--nodes", "10", "100", "--runs", "20"),
+    "scale": (),
     "planner": ("--small", "--clusters", "2000", "--middle", "50"),
     "model": (),
     "allocation": ("--runs", "20"),

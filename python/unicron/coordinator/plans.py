@@ -63,8 +63,9 @@ def publish_plan(step: Step, task: TaskState, plan: EpochPlan, reason: str) -> N
             kind=plan.kind,
             decide_ms=(incident.detect_ms or 0.0) + step.now_ms - incident.opened_ms,
         )
+    published = PublishEpoch(plan)  # one, which the process encodes once for all nodes
     for node in task.nodes():
-        step.send(node, PublishEpoch(plan), reason)
+        step.send(node, published, reason)
         if task.leaving:  # who held goes on in the new epoch, and a new worker has not heard it
             step.send(node, SaveAndHold(task.name, task.leaving), task.leaving)
     _after(step, task, plan)

@@ -153,6 +153,7 @@ class CoordinatorProcess:
         self._metrics: CoordinatorMetrics | None = None
         self._dashboard: Dashboard | None = None
         self._webhook = Webhook(settings.webhook) if settings.webhook else None
+        self._encoded: tuple[Any, bytes] = (None, b"")  # the message sent last
         self._last_reasons: dict[str, str] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = Gatekeeper(self._context)
@@ -509,10 +510,16 @@ class CoordinatorProcess:
             case WriteJournal() | Refused():
                 pass
 
+    def _encode(self, message: Any) -> bytes:
+        """A plan goes to every node, and grows with their number: the same one is encoded once."""
+        if message is not self._encoded[0]:
+            self._encoded = message, encode(message)
+        return self._encoded[1]
+
     def _send(self, identity: bytes, message: Any) -> None:
         self._require_term()
         try:
-            self._router.send_multipart((identity, encode(message)), zmq.NOBLOCK)
+            self._router.send_multipart((identity, self._encode(message)), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise  # gone or not reading: its connection's end, or its silence, is seen apart
