@@ -7,6 +7,8 @@ import msgspec
 from unicron.planner.cluster import FLOPS_MAX, NAME, WEIGHT_MAX
 from unicron.types import Budgets, Layout
 
+ITERATION_FLOP_MAX = 1e30  # above any model's, as FLOPS_MAX is above any task's FLOP/s
+
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
@@ -37,9 +39,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     throughput: dict[int, float] = {}  # T(t, x): slots -> FLOP/s, as stated or modelled; {}: nothing is known
     measured: bool = True  # what it shows while it runs replaces that
     iteration_flop: float = 0.0  # FLOP of one iteration: makes FLOP/s of its speed; 0: only ratios of speeds count
-
-
-ITERATION_FLOP_MAX = 1e30
 
 
 def refusal_of(job: Job) -> str:

@@ -92,16 +92,14 @@ class CoordinatorMachine:
             return ()
         step = Step(self.state, self.config, self._seed, now_ms)
         self._dispatch(step, event)
-        if _changed_nothing(step, event):
-            # Twice a second from every node: what is looked at here must not grow with the cluster.
-            if now_ms - self._checked_ms >= CHECK_MS * max(1.0, self._size() / ALWAYS_CHECKED):
-                self.invariants()
-            return tuple(step.actions)
-        settle_all(step)
-        note_accounts(step)
-        trim(self.state, self.config.incidents_kept_max, self.config.plans_kept_max)
-        size = self._size()
-        if size <= ALWAYS_CHECKED or now_ms - self._checked_ms >= CHECK_MS * size / ALWAYS_CHECKED:
+        # Twice a second from every node nothing changes: what is looked at then must not grow with the cluster.
+        has_changed = not _changed_nothing(step, event)
+        if has_changed:
+            settle_all(step)
+            note_accounts(step)
+            trim(self.state, self.config.incidents_kept_max, self.config.plans_kept_max)
+        size = self._size() / ALWAYS_CHECKED
+        if (has_changed and size <= 1) or now_ms - self._checked_ms >= CHECK_MS * max(size, 1.0):
             self.invariants()
         return tuple(step.actions)
 

@@ -94,9 +94,7 @@ class NodeState:
     @property
     def is_usable(self) -> bool:
         """May tasks be given its slots? Suspicion alone takes nothing away."""
-        # Not by way of is_drained: this is asked of every node of a large cluster.
-        is_free = not (self.drained_by_person or self.unfit or self.rest_ms > 0)
-        return is_free and self.phase is not NodePhase.LOST
+        return self.phase is not NodePhase.LOST and not self.is_drained
 
     @property
     def beats(self) -> bool:
@@ -231,11 +229,12 @@ class TaskState:
         return self.workers.get(member.worker) if member else None
 
     def role_of(self, worker: str) -> Rank | None:
-        """Its role in the present plan."""
         """The role this worker holds in the present plan."""
         if self.plan is None:
             return None
-        return next((m.rank for m in self.plan.members if m.worker == worker), None)
+        if self.roles_of is not self.plan:
+            self.roles, self.roles_of = {m.worker: m.rank for m in self.plan.members}, self.plan
+        return self.roles.get(worker)
 
     def nodes(self) -> list[str]:
         return sorted({w.node for w in self.workers.values()}, key=node_order)

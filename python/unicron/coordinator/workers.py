@@ -319,26 +319,28 @@ def _late_cause(step: Step, task: TaskState, message: WorkerLost) -> None:
     maybe_fatal(step, task, incident, message, incident.rank)
 
 
+def _why_fatal(step: Step, task: TaskState, incident: Incident, lost: WorkerLost) -> str:
+    """Why a restart would end the same way; '' when it may not."""
+    if incident.severity is Severity.INFO:
+        return ""
+    code = exit_code_of(lost)
+    if code is not None and code in task.job.fatal_exit_codes:
+        return f"exit code {code} is fatal by the job's own words"
+    if repeated(incident, step.state.incidents.values()) is None:
+        return ""
+    return (
+        f"{incident.signature} a second time at {moment_of(incident.iteration, incident.micro_batch)}, "
+        f"in another incarnation of rank {incident.rank}"
+    )
+
+
 def maybe_fatal(step: Step, task: TaskState, incident: Incident, lost: WorkerLost, rank: Rank) -> None:
     """rank: the role that the dead worker had, was meant for or guessed."""
     if task.is_over:
         return
-    code = exit_code_of(lost)
-    reason = note_unready(task, incident, rank, lost.worker)
-    if reason:
-        pass
-    elif incident.severity is Severity.INFO:
+    reason = note_unready(task, incident, rank, lost.worker) or _why_fatal(step, task, incident, lost)
+    if not reason:
         return
-    elif code is not None and code in task.job.fatal_exit_codes:
-        reason = f"exit code {code} is fatal by the job's own words"
-    else:
-        earlier = repeated(incident, step.state.incidents.values())
-        if earlier is None:
-            return
-        reason = (
-            f"{incident.signature} a second time at {moment_of(incident.iteration, incident.micro_batch)}, "
-            f"in another incarnation of rank {incident.rank}"
-        )
     step.change_incident(incident, reason, severity=Severity.FATAL, outcome=None)
     log = f"; log: {incident.log}" if incident.log else ""
     where = f" at {incident.where}" if incident.where else ""
