@@ -81,9 +81,7 @@ class CoordinatorClient:
         except (MessageRefused, OverflowError, UnicodeEncodeError) as error:
             raise RequestUnfit(_why_unfit(error)) from None
         deadline = time.monotonic() + timeout_ms / 1000
-        socket = self._connected(timeout_ms)
-        if socket is not None:
-            socket.send(request)
+        socket = self._send(request, deadline)
         if socket is None or not socket.poll(int(max(0.0, deadline - time.monotonic()) * 1000)):
             self.close()  # a late answer must not be taken for the next one's
             self._sockets = self._connect()
@@ -112,11 +110,19 @@ class CoordinatorClient:
                 if time.monotonic() >= deadline:
                     raise
 
-    def _connected(self, timeout_ms: int) -> zmq.Socket[bytes] | None:
+    def _send(self, request: bytes, deadline: float) -> zmq.Socket[bytes] | None:
+        """The line that took the request. One that a poll calls ready can be gone when it is used, and a send that
+        waits for the next waits for ever where none comes."""
         poller = zmq.Poller()
         for socket in self._sockets:
             poller.register(socket, zmq.POLLOUT)
-        return next((socket for socket, _ in poller.poll(timeout_ms) if isinstance(socket, zmq.Socket)), None)
+        while (left_s := deadline - time.monotonic()) > 0:
+            for socket, _ in poller.poll(max(1, int(left_s * 1000))):
+                if isinstance(socket, zmq.Socket):
+                    with contextlib.suppress(zmq.Again):
+                        socket.send(request, zmq.NOBLOCK)
+                        return socket
+        return None
 
     def close(self) -> None:
         for socket in self._sockets:

@@ -19,6 +19,9 @@ from zmq.utils import z85
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 REQUESTS_PER_TURN_MAX = 256
 REFUSED_KEPT_MAX = 1000
+SEND_MS_MAX = (
+    1000  # of a caller: a server that refuses its key leaves it nothing to send on, and a send would never end
+)
 
 log = logging.getLogger("unicron.keys")
 
@@ -89,6 +92,7 @@ def serve_curve(socket: zmq.Socket[bytes], secret: str, domain: str, *, message_
 def call_curve(socket: zmq.Socket[bytes], server_key: str, public: str, secret: str, *, message_bytes_max: int) -> None:
     """Options of a connecting socket, before it is connected."""
     socket.linger = 0
+    socket.sndtimeo = SEND_MS_MAX
     socket.curve_serverkey = server_key.encode()
     socket.curve_publickey = public.encode()
     socket.curve_secretkey = secret.encode()
