@@ -10,6 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from unicron.sim.record import sources
+
+PARTS = ("types.py", "messages.py", "agent", "coordinator", "planner", "runtime")  # what a round is of
 TAKEOVER_S_MAX = 3.0
 MUST_END = ("kill", "freeze", "cut", "end")  # after these there is a successor
 
@@ -36,6 +39,7 @@ class Row(msgspec.Struct, frozen=True):
 class Kept(msgspec.Struct):
     machine: str = ""
     lease_s: int = 0
+    sources: str = ""
     rounds: list[Row] = []
 
 
@@ -44,8 +48,10 @@ class Record:
         self._path = path
         known = path is not None and path.is_file()
         self._kept = msgspec.json.decode(path.read_bytes(), type=Kept) if path and known else Kept()
-        if self._kept.lease_s != lease_s:  # of other settings
-            self._kept = Kept(f"{platform.machine()}, {os.cpu_count()} cores", lease_s)
+        begun = Kept(f"{platform.machine()}, {os.cpu_count()} cores", lease_s, sources(PARTS))
+        if (self._kept.lease_s, self._kept.sources) != (lease_s, begun.sources):  # of other settings, or other code
+            self._kept = begun
+        self._num_kept = len(self._kept.rounds)
 
     def has(self, seed: int) -> bool:
         return any(row.seed == seed for row in self._kept.rounds)
@@ -59,7 +65,8 @@ class Record:
 
     def words(self) -> str:
         rows = self._kept.rounds
-        lines = [f"{len(rows)} rounds, nothing forgotten, never two that decide, no task paused"]
+        known = f" ({self._num_kept} of them known before, of the same sources)" if self._num_kept else ""
+        lines = [f"{len(rows)} rounds{known}, nothing forgotten, never two that decide, no task paused"]
         for fault in sorted({row.fault for row in rows}):
             times = [row.takeover_s for row in rows if row.fault == fault and row.takeover_s is not None]
             count = sum(row.fault == fault for row in rows)

@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ SUMS = ("seeds", "events", "virtual_hours", "cpu_hours", "iterations", "outcomes
 TABLES: dict[str, Any] = {"task": TASK_TRANSITIONS, "node": NODE_TRANSITIONS, "worker": WORKER}
 
 
-def sources() -> str:
-    """A digest of everything that a history depends on."""
+def sources(parts: Sequence[str] = PARTS) -> str:
+    """A digest of everything that a history depends on; of other results: of these parts of the package."""
     found = importlib.util.find_spec("unicron")
     assert found is not None and found.origin is not None
     root = Path(found.origin).parent
     digest = hashlib.sha256()
-    for part in PARTS:
+    for part in parts:
         files = [root / part] if part.endswith(".py") else sorted((root / part).glob("**/*.py"))
         for path in (path for path in files if path.name not in NO_PART):
             digest.update(path.name.encode() + path.read_bytes())
