@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -234,8 +233,7 @@ def slow_rank(task: Task) -> tuple[float, int]:
 
 
 def measure(bench: common.Bench, runs: int, micro_batch_ms: float, only: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="unicron-bench-") as name:
-        folder = Path(name)
+    with common.scratch() as folder:
         with LocalCluster(
             NODES, 1, 1, imports="unicron._core,unicron.faults.perform", log_dir=folder / "d", coordinator=NEVER_RESTS
         ) as cluster:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -122,14 +121,14 @@ def main() -> int:
         "nodes": layout.dp + max(counts, default=1),
     }  # fmt: skip
     with (
-        tempfile.TemporaryDirectory() as top,
+        common.scratch() as top,
         LocalCluster(
             num_agents=configuration["nodes"], slots=layout.replica_size, understudies=0, imports=runner.IMPORTS,
-            log_dir=Path(top) / "logs",
+            log_dir=top / "logs",
         ) as cluster,
     ):  # fmt: skip
-        run, undisturbed = sustained(layout, Path(top), cluster, arguments.iterations, arguments.every)
-        found = at_once(layout, Path(top), cluster, counts, arguments.runs) if counts else {}
+        run, undisturbed = sustained(layout, top, cluster, arguments.iterations, arguments.every)
+        found = at_once(layout, top, cluster, counts, arguments.runs) if counts else {}
     alone = [each.training_ms() for each in undisturbed]
     configuration |= {
         "moves": run.num_moves,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -131,20 +130,20 @@ def main() -> int:
     samples: dict[str, list[float]] = {way: [] for way in WAYS}
     firsts: dict[str, list[float]] = {way: [] for way in WAYS}
     with (
-        tempfile.TemporaryDirectory() as top,
+        common.scratch() as top,
         LocalCluster(
             num_agents=dp + 1,
             slots=layout.replica_size,
             understudies=0,
             imports=runner.IMPORTS,
-            log_dir=Path(top) / "logs",
+            log_dir=top / "logs",
         ) as cluster,
     ):
-        reference = Run(layout, "", Path(top) / "0")
+        reference = Run(layout, "", top / "0")
         reference.carry_out(cluster)
         for number in range(1, arguments.runs + 1):
             for way in WAYS:
-                run = Run(layout, way, Path(top) / f"{way}-{number}")
+                run = Run(layout, way, top / f"{way}-{number}")
                 run.carry_out(cluster)
                 if run.losses != reference.losses:
                     raise SystemExit(f"{way}: the losses are not those of the undisturbed run")

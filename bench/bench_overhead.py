@@ -23,7 +23,6 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -327,8 +326,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     layout = runner.layout_of(*map(int, arguments.layout.split(",")))
-    with tempfile.TemporaryDirectory(prefix="unicron-bench-") as folder, contextlib.ExitStack() as stack:
-        root = Path(folder)
+    with common.scratch() as root, contextlib.ExitStack() as stack:
         sets = {
             "A": stack.enter_context(unmanaged("A", root, layout)),
             "A'": stack.enter_context(unmanaged("A'", root, layout)),

@@ -14,7 +14,6 @@ import argparse
 import random
 import statistics
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,8 +112,7 @@ class Victims:
 
 def measure(layout: Layout, arguments: argparse.Namespace) -> dict[str, Samples]:
     found = {fault: Samples() for fault in (*FAULTS, "node lost")}
-    with tempfile.TemporaryDirectory(prefix="unicron-bench-") as folder:
-        log_dir = Path(folder)
+    with common.scratch() as log_dir:
         with LocalCluster(
             num_agents=layout.dp, slots=layout.replica_size, understudies=1, imports=runner.IMPORTS,
             log_dir=log_dir / "cluster",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,18 +77,18 @@ def main() -> None:
     arguments = parser.parse_args()
     bench = common.Bench("transition", "ms lost", configuration={"model": "GPT 4 x 64, seq 64", "understudies": 1})
     wrong: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="unicron-bench-") as folder:
+    with common.scratch() as folder:
         for text in arguments.layouts:
             layout = runner.layout_of(*map(int, text.split(",")))
             cases = [case for case in REPLACE if case.name in arguments.cases and case.fits(layout)]
-            by_case, not_so = incidents(layout, cases, arguments.runs, Path(folder) / text)
+            by_case, not_so = incidents(layout, cases, arguments.runs, folder / text)
             wrong += [f"{text} {problem}" for problem in not_so]
             for name, found in by_case.items():
                 parts = {part: statistics.median(map(of, found)) for part, of in COLUMNS.items()}
                 bench.add(f"{text} {name}", [i["lost_ms"] for i in found], **parts)
                 print(f"{text} {name}", file=sys.stderr, flush=True)
         if arguments.exact_rounds:
-            add_exact(bench, arguments.layouts[0], arguments.exact_rounds, Path(folder))
+            add_exact(bench, arguments.layouts[0], arguments.exact_rounds, folder)
     bench.configuration["not as it must be"] = len(wrong)
     bench.finish(arguments)
     if wrong:

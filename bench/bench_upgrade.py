@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,7 @@ class Fleet:
         self.folder, self._version = folder, version
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         pairs = keys.make_directory(folder / "keys")
-        self._address = f"127.0.0.1:{_free_port()}"
+        self._address = f"127.0.0.1:{runner.free_port()}"
         (folder / "cluster.yaml").write_text(
             f"listen: {self._address}\nkeys: {folder}/keys\njournal: {folder}/journal.db\nmetrics: ''\n"
         )
@@ -169,11 +167,6 @@ class Undisturbed(Upgraded):
         cluster.ask("cancel", task=task)
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def _end(daemon: subprocess.Popen[bytes]) -> None:
     daemon.terminate()
     try:
@@ -192,15 +185,15 @@ def version_of(path: Path) -> str:
 
 
 def one_run(version: Path) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as top:
-        (folder := Path(top) / "upgraded").mkdir()
+    with common.scratch() as top:
+        (folder := top / "upgraded").mkdir()
         run = Upgraded(folder)
         with Fleet(folder, version) as fleet:
             run.carry_out(fleet)
         reached = max(run.losses)
         if sorted(run.losses) != list(range(reached + 1)):
             raise SystemExit(f"iterations are missing: {sorted(set(range(reached + 1)) - set(run.losses))[:9]}")
-        (folder := Path(top) / "undisturbed").mkdir()
+        (folder := top / "undisturbed").mkdir()
         reference = Undisturbed(folder, reached)
         with Fleet(folder, version) as fleet:
             reference.carry_out(fleet)

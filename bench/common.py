@@ -11,13 +11,16 @@ baseline's median. With --json the same as one object. Medians, because a shared
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import re
+import shutil
 import statistics
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +46,22 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return number
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for logs and results: removed at the end, but kept and named where the bench fails."""
+    folder = Path(tempfile.mkdtemp(prefix="unicron-bench-"))
+    is_kept = False
+    try:
+        yield folder
+    except (Exception, SystemExit):
+        is_kept = True
+        print(f"logs and results are kept: {folder}", file=sys.stderr, flush=True)
+        raise
+    finally:
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 # ---------------------------------------------------------------- where

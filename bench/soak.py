@@ -12,14 +12,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import common
 from unicron.coordinator.job import Job
 from unicron.demo import runner
 from unicron.runtime.client import CoordinatorSilent
@@ -83,15 +82,14 @@ def run(minutes: float) -> Outcome:
     layout = runner.layout_of(1, 1, 4)
     outcome = Outcome()
     cores = len(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory(prefix="unicron-soak-") as name:
-        folder = Path(name)
+    with common.scratch() as folder:
         with LocalCluster(
             num_agents=4, slots=1, understudies=1, imports=runner.IMPORTS, log_dir=folder / "cluster"
         ) as cluster:
             command = (sys.executable, *runner.SCRIPT, "--iterations", str(ITERATIONS), "--gradients", "")
             job = Job(
-                name="soak", command=(*command, "--results", str(folder / "results")), layout=layout, cwd=name,
-                log_dir=name, understudies=1,
+                name="soak", command=(*command, "--results", str(folder / "results")), layout=layout, cwd=str(folder),
+                log_dir=str(folder), understudies=1,
             )  # fmt: skip
             task = cluster.submit(job)
             _wait_trained(cluster, task, 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +62,17 @@ def test_machine_says_where() -> None:
 )
 def test_numbers(value: float, text: str) -> None:
     assert common.number(value) == text
+
+
+def test_a_bench_that_fails_leaves_its_logs(capsys: pytest.CaptureFixture[str]) -> None:
+    with common.scratch() as well:
+        (well / "log").write_text("x")
+    assert not well.exists() and capsys.readouterr().err == ""
+    with pytest.raises(SystemExit), common.scratch() as badly:
+        (badly / "log").write_text("x")
+        raise SystemExit(f"see {badly}")
+    assert (badly / "log").exists() and str(badly) in capsys.readouterr().err
+    shutil.rmtree(badly)
+    with pytest.raises(KeyboardInterrupt), common.scratch() as given_up:
+        raise KeyboardInterrupt
+    assert not given_up.exists()

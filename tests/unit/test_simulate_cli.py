@@ -84,6 +84,8 @@ def test_incidents_in_place_of_what_is_drawn(scenario: Path, capsys: pytest.Capt
         (["--table", "nothing"], "there are trace-a, trace-b", 2),
         (["SCENARIO", "--policy", "slurm"], "no policy slurm; there are unicron", 1),
         (["SCENARIO", "--incidents", "/nowhere.csv"], "cannot read /nowhere.csv", 1),
+        (["SCENARIO", "--report", "/proc/x.html"], "--report /proc/x.html cannot be written", 2),
+        (["SCENARIO", "--report", "/tmp"], "/tmp is a folder: give the page's name", 2),
     ],
 )
 def test_what_is_wrong_is_one_line(

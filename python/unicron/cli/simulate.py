@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -63,6 +64,8 @@ def _run(chosen: Scenario, folder: Path, seed: int | None, policy: str, report: 
     if policy:
         names = tuple(POLICIES) if policy == "all" else tuple(policy.split(","))
         chosen = msgspec.structs.replace(chosen, policies=names)
+    if report is not None:
+        _require_writable(report)
     with _progress(1 + len(chosen.policies) * (1 if report is None else 2)) as tell:
         simulated = simulate(chosen, folder, tell)
         written = write_report(simulated, swings(simulated, tell), report) if report is not None else ()
@@ -72,6 +75,18 @@ def _run(chosen: Scenario, folder: Path, seed: int | None, policy: str, report: 
     _show(simulated)
     for path in written:
         print(f"wrote {path}")
+
+
+def _require_writable(report: Path) -> None:
+    """Said before the minutes that it takes."""
+    if report.is_dir():
+        raise Problem(f"--report {report} is a folder: give the page's name, as {report}/report.html", 2)
+    try:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=report.parent):
+            pass
+    except OSError as error:
+        raise Problem(f"--report {report} cannot be written: {error.strerror}; give another folder", 2) from None
 
 
 @contextlib.contextmanager
