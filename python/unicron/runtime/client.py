@@ -21,6 +21,8 @@ from unicron.runtime.store_client import process_context
 from unicron.runtime.zap import call_curve
 
 ANSWER_MS_MAX = 10_000
+LOOKS = frozenset({"ps", "describe", "incidents", "nodes", "cluster", "plan", "ping"})  # may be asked twice
+LOOK_AGAIN_S = 2.5  # the one that was asked may have stopped being the one that decides; then twice that, and so on
 CONNECT_S_MAX = 0.5
 LABEL_MS_MAX = 500  # of asking a cluster what it trains, only to name it
 DEFAULT_ADDRESS = "127.0.0.1:7070"
@@ -51,6 +53,24 @@ def _why_unfit(error: Exception) -> str:
     return f"{error}: give less"
 
 
+def _result(data: bytes) -> Any:
+    try:
+        reply = decode(data)
+    except MessageRefused as error:
+        raise CoordinatorSilent(f"the coordinator speaks another language: {error}") from None
+    if not isinstance(reply, Reply):
+        raise CoordinatorSilent(f"the coordinator sent {type(reply).__name__}")
+    if not reply.ok:
+        raise CoordinatorRefused(reply.error)
+    return reply.result
+
+
+def _unknown(verb: str, was_sent: bool) -> str:
+    if verb in LOOKS or not was_sent:
+        return ""
+    return f" Whether {verb} was done is not known: look before you ask for it again."
+
+
 class CoordinatorClient:
     def __init__(self, address: str, server_keys: str | Sequence[str], pair: keys.KeyPair) -> None:
         """address: host:port, or several with commas between; whichever listens is the one that decides. server_keys:
@@ -75,29 +95,30 @@ class CoordinatorClient:
         return socket
 
     def ask(self, verb: str, *, timeout_ms: int = ANSWER_MS_MAX, **arguments: Any) -> Any:
-        """The result of a request that was granted."""
+        """The result of a request that was granted. One that only looks is asked again where no answer comes: a
+        request in flight while the leader changes is lost. What changes something is sent once.
+
+        RequestUnfit: it was not sent. CoordinatorSilent: no answer in timeout_ms. CoordinatorRefused: it was not
+        granted."""
         try:
             request = encode(Request(verb, arguments))
         except (MessageRefused, OverflowError, UnicodeEncodeError) as error:
             raise RequestUnfit(_why_unfit(error)) from None
         deadline = time.monotonic() + timeout_ms / 1000
-        socket = self._send(request, deadline)
-        if socket is None or not socket.poll(int(max(0.0, deadline - time.monotonic()) * 1000)):
+        again_s = LOOK_AGAIN_S if verb in LOOKS else timeout_ms / 1000
+        while True:
+            socket = self._send(request, deadline)
+            left_s = min(deadline - time.monotonic(), again_s)
+            if socket is not None and socket.poll(max(0, int(left_s * 1000))):
+                return _result(socket.recv())
             self.close()  # a late answer must not be taken for the next one's
             self._sockets = self._connect()
-            raise CoordinatorSilent(
-                f"no answer from the coordinator at {self.address} in {timeout_ms} ms:"
-                " is it running, and is this key one that it admits?"
-            )
-        try:
-            reply = decode(socket.recv())
-        except MessageRefused as error:
-            raise CoordinatorSilent(f"the coordinator speaks another language: {error}") from None
-        if not isinstance(reply, Reply):
-            raise CoordinatorSilent(f"the coordinator sent {type(reply).__name__}")
-        if not reply.ok:
-            raise CoordinatorRefused(reply.error)
-        return reply.result
+            if socket is None or time.monotonic() >= deadline:
+                raise CoordinatorSilent(
+                    f"no answer from the coordinator at {self.address} in {timeout_ms} ms:"
+                    f" is it running, and is this key one that it admits?{_unknown(verb, socket is not None)}"
+                )
+            again_s *= 2
 
     def wait_until_up(self, timeout_ms: int) -> None:
         deadline = time.monotonic() + timeout_ms / 1000
