@@ -14,7 +14,6 @@ Losses must be those of a run without an upgrade, bit for bit; no iteration may 
 from __future__ import annotations
 
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -207,7 +206,6 @@ def main() -> int:
     parser = common.parser(__doc__.splitlines()[0], runs=3)
     parser.add_argument("--from", dest="old", type=Path, required=True, help="the older version's python folder")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the daemons end with it
     old = arguments.old.resolve()
     configuration = {"from": version_of(old), "to": version_of(HERE), "layout": "1,1,2", "nodes": len(NODES)}
     samples: dict[str, list[float]] = {}

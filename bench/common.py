@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -50,7 +51,9 @@ def positive(text: str) -> int:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder for logs and results: removed at the end, but kept and named where the bench fails."""
+    """A folder for logs and results: removed at the end, but kept and named where the bench fails. SIGTERM is such a
+    failure from now on, so that daemons which were started within end with the bench."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="unicron-bench-"))
     is_kept = False
     try:

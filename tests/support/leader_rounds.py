@@ -291,4 +291,5 @@ def one_set(seed: int, freeze_s: float) -> list[Row]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it started ends with it
     sys.exit(main())
