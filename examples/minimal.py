@@ -77,6 +77,7 @@ def main():
         session.manage(model, optimizer)
         for iteration in session.iterations(ITERATIONS):
             metrics = session.train_step(iteration, forward_step, dataset)
+            session.save_if_due(iteration)  # where a checkpoint folder was given, and this iteration is one to save
             if session.speaks and iteration % 10 == 9:
                 print(f"iteration {iteration + 1}: loss {metrics.loss:.3f}", flush=True)
 

@@ -98,6 +98,9 @@ def test_a_drained_node(line: Line) -> None:
     eventually(lambda: line.json("ps")["tasks"][0]["phase"] == "running")
     assert line.json("drain", "n1")["result"]["workers"] >= 1
     eventually(lambda: [(n["drained"], n["used"]) for n in line.json("nodes")["nodes"]] == [(False, 1), (True, 0)])
+    assert line.json("drain", "n1", "--wait", "20")["used"] == 0  # to wait again is no mistake
+    assert "n1 is empty" in line("drain", "n1", "--wait", "20")
+    assert "give seconds" in line("drain", "n1", "--wait", "nan", code=2)
     assert "is drained already" in line("drain", "n1", code=1) and "no node 'n7'" in line("drain", "n7", code=1)
     assert line.json("ps")["tasks"][0]["phase"] in ("running", "healing")
     line("undrain", "n1")

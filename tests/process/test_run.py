@@ -18,6 +18,7 @@ import pytest
 from clusters import PLAIN, eventually
 from unicron.runtime import processes
 from unicron.runtime.client import LOCAL_PREFIX
+from unicron.runtime.kept_journal import find_journal, read_state
 
 pytestmark = pytest.mark.timeout(60)
 UNICRON = [sys.executable, "-m", "unicron.cli"]
@@ -134,13 +135,11 @@ def test_a_managed_script_and_a_look_from_outside(place: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_behind_when_it_is_ended(place: Path, number: signal.Signals) -> None:
     command = ["run", "--nproc-per-node", "2", "--import", "unicron._core"]
-    runner = subprocess.Popen(
-        [*UNICRON, *command, str(PLAIN), "100000", "10"],
-        cwd=place,
-        env=environment(place),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with (place / "said").open("wb") as said:
+        runner = subprocess.Popen(
+            [*UNICRON, *command, str(PLAIN), "100000", "10"], cwd=place, env=environment(place),
+            stdout=subprocess.DEVNULL, stderr=said,
+        )  # fmt: skip
     logs = place / "unicron-logs" / "plain_worker"
     try:
         eventually(lambda: len(list(logs.rglob("stdout.log"))) == 3, 20)
@@ -156,6 +155,9 @@ def test_nothing_is_left_behind_when_it_is_ended(place: Path, number: signal.Sig
     assert code == (-9 if number == signal.SIGKILL else 128 + number)
     eventually(lambda: processes.find(directory) == [], 10)
     assert time.monotonic() - start < 15
+    if number != signal.SIGKILL:  # a person's end is no failure of a node
+        assert f"{number.name}: plain_worker ends where it is" in (place / "said").read_text()
+        assert read_state(find_journal(place / "unicron-logs"))[0].incidents == {}
 
 
 @pytest.mark.parametrize(

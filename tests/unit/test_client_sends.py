@@ -59,6 +59,16 @@ class Forgetful(threading.Thread):
         self._context.destroy(linger=0)
 
 
+def test_a_command_does_not_wait_long_where_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "CONNECT_S_MAX", 0.1)
+    with CoordinatorClient("127.0.0.1:1", keys.generate().public, keys.generate()) as client:
+        client.refused_s = 0.1
+        began = time.monotonic()
+        with pytest.raises(CoordinatorSilent, match=r"nothing listens there: is it running"):
+            client.ask("ping", timeout_ms=20_000)
+        assert time.monotonic() - began < 15
+
+
 def test_a_look_is_asked_again_and_an_order_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request in flight when the leader changed waited for its whole time."""
     monkeypatch.setattr(client_module, "LOOK_AGAIN_S", 0.2)

@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unicron.cli.common import Coordinator, Json, Keys, order
+from unicron.cli.common import Coordinator, Json, Keys, Problem, print_json
+
+if TYPE_CHECKING:
+    from unicron.runtime.client import CoordinatorClient
+
+LOOK_S = 0.5
 
 
 def main(
     node: Annotated[str, typer.Argument(help="Its name (unicron nodes).")],
+    wait: Annotated[float, typer.Option(help="Seconds to wait at most until no slot of it is used.")] = 0.0,
     coordinator: Coordinator = "",
     keys: Keys = "",
     json: Json = False,
 ) -> None:
     """Empty a node: its tasks move to other slots or shrink, and nothing new comes.
 
-    Example: unicron drain n3
+    Example: unicron drain n3 --wait 600
     """
+    from unicron.runtime.client import from_environment
 
-    def said(result: Any) -> str:
-        return (
+    if not 0 <= wait < float("inf"):
+        raise Problem(f"--wait {wait:g}: give seconds, 0 or more", 2)
+    with from_environment(coordinator, keys) as client:
+        known = any(row["drained"] for row in client.ask("nodes") if row["node"] == node)
+        result = None if wait and known else client.ask("drain", node=node)  # to wait again is no mistake
+        used = _used_after(client, node, wait) if wait else None
+    if json:
+        print_json({"node": node, "result": result, "used": used})
+    elif used is None and result:
+        print(
             f"{node} is being emptied of {result['workers']} workers and understudies: unicron nodes shows when it is"
         )
+    elif not used:
+        print(f"{node} is empty: no slot of it is used")
+    if used:
+        raise Problem(f"{node} still has {used} used slots after {wait:g} s: unicron nodes; it goes on being emptied")
 
-    order("drain", said, coordinator, keys, json, node=node)
+
+def _used_after(client: CoordinatorClient, node: str, wait_s: float) -> int:
+    """Its used slots, once there are none or the time is over."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        used = next((row["used"] for row in client.ask("nodes") if row["node"] == node), 0)
+        left_s = deadline - time.monotonic()
+        if not used or left_s <= 0:
+            return int(used)
+        time.sleep(min(LOOK_S, left_s))

@@ -125,6 +125,12 @@ class Run:
             self._left = result.outcome == "suspended"
         except ClusterProblem as problem:
             raise Problem(str(problem)) from None
+        except SystemExit as ended:
+            name = signal.Signals(int(str(ended.code)) - 128).name
+            view.say(
+                f"{name}: {self.job.name} ends where it is, and its workers with it; logs in {logs / self.job.name}"
+            )
+            raise
         finally:
             for number in (*ENDS, NOTICE):
                 signal.signal(number, signal.SIG_IGN)  # nothing may cut the cleaning short

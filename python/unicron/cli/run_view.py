@@ -48,7 +48,7 @@ class RunView:
     def _incident(self, incident: dict[str, Any]) -> None:
         root = incident["root"]
         place = f"rank {root['rank']} on {root['node']}" if root["rank"] >= 0 else root["node"]
-        what = f"{incident['id']} {incident['severity']}: {incident['fault']} ({place})"
+        what = f"{incident['id']} {incident['severity']}: {incident['fault']}{f' ({place})' if place else ''}"
         if incident["outcome"] is None:
             self.say(what)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,9 +22,12 @@ def main(
     Example: unicron submit job.yaml
     """
     from unicron.runtime.client import from_environment
-    from unicron.runtime.job_file import load_job, refuse_missing_script
+    from unicron.runtime.job_file import doubt_of, load_job, refuse_missing_script
 
-    refuse_missing_script(load_job(job))  # what is wrong with the file is said without a coordinator, too
+    read = load_job(job)  # what is wrong with the file is said without a coordinator, too
+    refuse_missing_script(read)
+    if doubt := doubt_of(read):
+        print(f"unicron submit: {job}: command: {doubt}", file=sys.stderr)
     with from_environment(coordinator, keys, adds_tasks=True) as client:
         wish = load_job(job, gpu=str(client.ask("ping").get("gpu", "")))
         result = client.ask("submit", job=wish)

@@ -24,6 +24,8 @@ ANSWER_MS_MAX = 10_000
 LOOKS = frozenset({"ps", "describe", "incidents", "nodes", "cluster", "plan", "ping"})  # may be asked twice
 LOOK_AGAIN_S = 2.5  # the one that was asked may have stopped being the one that decides; then twice that, and so on
 CONNECT_S_MAX = 0.5
+REFUSED_S = 2.0  # that a command waits for a coordinator where nothing listens: it may be on its way up
+REFUSED_S_OF_SEVERAL = 5.0  # a change of the leader takes two to three
 LABEL_MS_MAX = 500  # of asking a cluster what it trains, only to name it
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 DEFAULT_KEYS = "keys"
@@ -65,6 +67,12 @@ def _result(data: bytes) -> Any:
     return reply.result
 
 
+def _why_silent(address: str) -> str:
+    if _listens(address):
+        return "something listens there: is this key one that it admits, and is it not stopped?"
+    return "nothing listens there: is it running, and is this its address?"
+
+
 def _unknown(verb: str, was_sent: bool) -> str:
     if verb in LOOKS or not was_sent:
         return ""
@@ -76,6 +84,7 @@ class CoordinatorClient:
         """address: host:port, or several with commas between; whichever listens is the one that decides. server_keys:
         the public keys that it may have."""
         self.address = address
+        self.refused_s = float("inf")  # so long nobody needs to listen at any of them
         self._server_keys = (server_keys,) if isinstance(server_keys, str) else tuple(server_keys)
         self._pair = pair
         self._sockets = self._connect()
@@ -104,7 +113,8 @@ class CoordinatorClient:
             request = encode(Request(verb, arguments))
         except (MessageRefused, OverflowError, UnicodeEncodeError) as error:
             raise RequestUnfit(_why_unfit(error)) from None
-        deadline = time.monotonic() + timeout_ms / 1000
+        begun = time.monotonic()
+        deadline = begun + timeout_ms / 1000
         again_s = LOOK_AGAIN_S if verb in LOOKS else timeout_ms / 1000
         while True:
             socket = self._send(request, deadline)
@@ -114,9 +124,10 @@ class CoordinatorClient:
             self.close()  # a late answer must not be taken for the next one's
             self._sockets = self._connect()
             if socket is None or time.monotonic() >= deadline:
+                waited_ms = min(timeout_ms, round(1000 * (time.monotonic() - begun)))
                 raise CoordinatorSilent(
-                    f"no answer from the coordinator at {self.address} in {timeout_ms} ms:"
-                    f" is it running, and is this key one that it admits?{_unknown(verb, socket is not None)}"
+                    f"no answer from the coordinator at {self.address} in {waited_ms} ms: {_why_silent(self.address)}"
+                    f"{_unknown(verb, socket is not None)}"
                 )
             again_s *= 2
 
@@ -137,7 +148,13 @@ class CoordinatorClient:
         poller = zmq.Poller()
         for socket in self._sockets:
             poller.register(socket, zmq.POLLOUT)
-        while (left_s := deadline - time.monotonic()) > 0:
+        hurried = min(deadline, time.monotonic() + self.refused_s)
+        while (left_s := hurried - time.monotonic()) > 0 or hurried < deadline:
+            if left_s <= 0:
+                if not _listens(self.address):
+                    return None
+                hurried = deadline
+                continue
             for socket, _ in poller.poll(max(1, int(left_s * 1000))):
                 if isinstance(socket, zmq.Socket):
                     with contextlib.suppress(zmq.Again):
@@ -175,7 +192,9 @@ def from_environment(address: str = "", key_directory: str = "", *, adds_tasks: 
             " it said"
         )
     pair = keys.load(directory / "client.key")
-    return CoordinatorClient(address or DEFAULT_ADDRESS, key_rotation.publics(directory, "coordinator"), pair)
+    client = CoordinatorClient(address or DEFAULT_ADDRESS, key_rotation.publics(directory, "coordinator"), pair)
+    client.refused_s = REFUSED_S if "," not in client.address else REFUSED_S_OF_SEVERAL
+    return client
 
 
 def _local_cluster(adds_tasks: bool) -> tuple[str, str]:

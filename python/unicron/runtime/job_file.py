@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -113,6 +114,14 @@ def refuse_missing_script(job: Mapping[str, Any]) -> None:
     script = next((word for word in job["command"][1:2] if word.endswith(".py")), "")
     if script and folder.is_dir() and not (folder / script).is_file():
         raise FileProblem(f"command: no {script} in {folder}, where relative paths begin (cwd, else the file's folder)")
+
+
+def doubt_of(job: Mapping[str, Any]) -> str:
+    """What may be a slip in the program's name; the nodes may have what this machine does not."""
+    program, path = job["command"][0], (job.get("env") or {}).get("PATH")
+    if os.sep in program or shutil.which(program, path=path) is not None:
+        return ""
+    return f"no program {program} is in this machine's PATH: do the nodes have it?"
 
 
 def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:

@@ -15,6 +15,7 @@ from unicron.runtime.journal_problem import JournalProblem
 from unicron.runtime.journal_sqlite import SqliteJournal
 
 NAME = "journal.db"
+EARLIER_MAX = 20  # journals of runs before the last one in a log folder
 
 
 def find_journal(place: Path) -> Path:
@@ -25,6 +26,30 @@ def find_journal(place: Path) -> Path:
     if not found:
         raise FileProblem(f"no {NAME} in {place} or its .unicron: give the --log-dir of a run that is over")
     return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def keep_earlier(folder: Path) -> None:
+    """A run's journal makes room for the next one's: journal-1.db, journal-2.db ..., the last ones (EARLIER_MAX)."""
+    if not (folder / NAME).is_file():
+        return
+    known = earlier(folder)
+    number = 1 + max((_number(path) for path in known), default=0)
+    for path in folder.glob(f"{NAME}*"):
+        with contextlib.suppress(OSError):
+            path.rename(folder / path.name.replace(NAME, f"journal-{number}.db"))
+    for path in known[: -(EARLIER_MAX - 1)]:
+        for each in folder.glob(f"{path.name}*"):
+            each.unlink(missing_ok=True)
+
+
+def earlier(folder: Path) -> list[Path]:
+    """Journals of runs before the last one, oldest first."""
+    return sorted((path for path in folder.glob("journal-*.db") if _number(path)), key=_number)
+
+
+def _number(path: Path) -> int:
+    text = path.name.removeprefix("journal-").removesuffix(".db")
+    return int(text) if text.isdecimal() else 0
 
 
 def read_state(path: Path) -> tuple[State, float]:

@@ -81,7 +81,10 @@ def load(path: Path) -> KeyPair:
     try:
         info = path.stat()
     except FileNotFoundError:
-        text = f"no key file {path}: make one with `unicron keys {path.parent}`"
+        text = (
+            f"no key file {path}: copy it from the directory that the coordinator's keys are in, or, for a new cluster,"
+            f" make all of them with `unicron keys DIRECTORY`"
+        )
         raise KeyProblem(text) from None
     except OSError as error:
         raise _unreadable(path, error) from None

@@ -36,6 +36,7 @@ from unicron.runtime.client import (
 )
 from unicron.runtime.coordinator_settings import CoordinatorSettings
 from unicron.runtime.dashboard_settings import DashboardSettings
+from unicron.runtime.kept_journal import NAME, keep_earlier
 
 START_S_MAX = 120.0
 STOP_S_MAX = 5.0
@@ -149,8 +150,8 @@ class LocalCluster:
         if self._client is not None:
             self._client.close()
             self._client = None
-        self._terminate(self.nodes)  # workers end with their agents
-        self._terminate(("coordinator", "template"))
+        self._terminate(("coordinator",))  # first: that agents end now is no failure of their nodes
+        self._terminate((*self.nodes, "template"))  # workers end with their agents
         spared = frozenset({self._janitor.pid})
         left = [pid for pid in processes.find(self.directory) if pid not in spared]
         processes.end_all(self.directory, STOP_S_MAX, spare=spared)
@@ -166,7 +167,8 @@ class LocalCluster:
     def _keep_journal(self) -> None:
         """Beside the daemons' logs, where these outlive the cluster: `unicron incidents --log-dir` reads it."""
         if self.state == self.directory and not self.log_dir.is_relative_to(self.directory) and self.log_dir.is_dir():
-            for path in self.directory.glob("journal.db*"):
+            keep_earlier(self.log_dir)
+            for path in self.directory.glob(f"{NAME}*"):
                 with contextlib.suppress(OSError):
                     shutil.move(path, self.log_dir / path.name)
 

@@ -5,6 +5,7 @@ machine.
 from __future__ import annotations
 
 import difflib
+import os
 from typing import Any, Literal
 
 import msgspec
@@ -89,7 +90,9 @@ def _answer(
     arguments = request.arguments
     match request.verb:
         case "submit":
-            return TaskSubmitted(request_id, files.convert(arguments, _Submit).job)
+            job = files.convert(arguments, _Submit).job
+            _refuse_shared_checkpoints(job, state)
+            return TaskSubmitted(request_id, job)
         case "cancel":
             task = find_task(state, files.convert(arguments, _Task).task)
             return CancelRequested(request_id, task.name)
@@ -119,6 +122,21 @@ def _answer(
     close = difflib.get_close_matches(request.verb, VERBS, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise RequestProblem(f"the coordinator does not know {request.verb!r}{hint}")
+
+
+def _refuse_shared_checkpoints(job: Job, state: State) -> None:
+    """Two tasks that save into one folder remove each other's checkpoints, and load what is the other's."""
+    for task in state.tasks.values():
+        if task.name != job.name and not task.is_over and job.checkpoint_dir and _folder(task.job) == _folder(job):
+            raise RequestProblem(
+                f"checkpoint.dir {job.checkpoint_dir} is that of {task.name}, which is {task.phase.value}:"
+                " each task needs a folder of its own"
+            )
+
+
+def _folder(job: Job) -> str:
+    """As it is written: the nodes have it, not this machine."""
+    return os.path.normpath(os.path.join(job.cwd, job.checkpoint_dir)) if job.checkpoint_dir else ""
 
 
 def _look(verb: str, state: State, now_ms: float) -> Reply | None:

@@ -71,7 +71,7 @@ def task_view(task: TaskState, state: State, now_ms: float) -> dict[str, Any]:
         "leaving": task.leaving,
         "priority": task.job.priority,
         "weight": task.job.weight,
-        "slots": len(task.placement),
+        "slots": 0 if task.is_over else len(task.placement),
         "target": len(state.target(task.name)),
         "why": "" if task.is_over else task.held_why or state.allocation.notes.get(task.name, ""),
         "waf": task.accounts.waf,
