@@ -119,3 +119,15 @@ def test_what_is_assumed_is_called_so(views: Any) -> None:
     assert [_throughput_from(task, width) for width in (1, 2)] == ["stated", "measured"]
     assert top._task({**views["tasks"][0], "waf": 1e12})["waf"] == "1e+12 assumed"
     assert top._task({**views["tasks"][0], "waf": 1e12, "waf_from": "stated"})["waf"] == "1e+12"
+
+
+def test_a_pipe_gets_a_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"task": "a", "why": "x" * 300, "slots": 1}, {"task": "bb", "why": "two\nlines", "slots": None}]
+    print_table(rows, ("task", "slots", "why"), "")
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in said] == [
+        ["task", "slots", "why"],
+        ["a", "1", "x" * 300],
+        ["bb", "-", "two", "lines"],
+    ]
+    assert all(line == line.rstrip() for line in said) and said[1].index("1") == said[2].index("-")

@@ -117,7 +117,8 @@ def print_table(
     wide: bool = False,
 ) -> None:
     """narrow: the columns, and the field of each, for a terminal in which the others do not fit, unless wide. Where it
-    is given, sentences alone are folded (FOLDED): a task or a phase is never cut."""
+    is given, sentences alone are folded (FOLDED): a task or a phase is never cut. Into a pipe goes a line a row, with
+    all of it, for those who cut it themselves."""
     from rich.console import Console
     from rich.measure import Measurement
 
@@ -125,20 +126,34 @@ def print_table(
     if not rows:
         print(empty)
         return
-    is_terminal = sys.stdout.isatty()
-    console = Console(width=None if is_terminal else WIDTH)
+    if not sys.stdout.isatty():
+        _print_lines(rows, columns, title)
+        return
+    console = Console()
 
     def needed(table: Table) -> int:
         return Measurement.get(console, console.options.update(width=10_000), table).minimum
 
     keeps = narrow is not None
     table = _table(rows, {column.replace("_", " "): column for column in columns}, title, keeps=keeps)
-    if narrow is not None and is_terminal and not wide and needed(table) > console.width:
+    if narrow is not None and not wide and needed(table) > console.width:
         table = _table(rows, narrow, title, keeps=True)
         table.collapse_padding = True
     if keeps:  # a terminal breaks a line that is too long, and shows all of it
         console.width = max(console.width, needed(table), WIDTH if wide else 0)
     console.print(table)
+
+
+def _print_lines(rows: list[dict[str, Any]], columns: Sequence[str], title: str) -> None:
+    from rich.cells import cell_len
+
+    table = [[column.replace("_", " ") for column in columns]]
+    table += [[" ".join(_cell(row.get(column)).split("\n")) for column in columns] for row in rows]
+    widths = [max(map(cell_len, cells)) for cells in zip(*table, strict=True)]
+    print(f"{title}\n" if title else "", end="")
+    for cells in table:
+        padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True))
+        print("  ".join(padded).rstrip())
 
 
 def _table(rows: list[dict[str, Any]], fields: Mapping[str, str], title: str, *, keeps: bool) -> Table:
