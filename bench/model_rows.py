@@ -163,6 +163,8 @@ def samples_per_s(fields: dict[str, str], shape: ModelShape) -> float:
     if found := re.search(r"tokens/s/GPU=(\d+)", notes):
         return int(found[1]) * gpus / shape.seq
     rate = float(fields["tflops_per_gpu"]) * 1e12 * gpus
+    if "factor 8*P*T" in notes:  # FLOP of a token: 8 a parameter, whatever the formulas of shape.py say
+        return rate / (8e9 * float(fields["params_b"]) * shape.seq)
     return rate / (hardware_flop(shape) if recompute_of(notes) == 2 else sample_flop(shape))
 
 

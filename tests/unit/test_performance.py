@@ -119,6 +119,30 @@ def test_small_micro_batches_pay_more_for_gradient_sums() -> None:
     assert 3 < costs(1) / costs(4) < 4.5  # a bubble of longer micro-batches takes a part
 
 
+def test_a_head_that_tensor_cores_cannot_take_is_slow() -> None:
+    """4608 / 48 = 96 elements a head; 4608 / 36 = 128; 4680 / 36 = 130, which is no multiple of 8."""
+    layout, task = TaskLayout(4, 1, 1, 1, 1, RECOMPUTE_FULL), TaskModel(GPT3._replace(layers=8, heads=36), 32)
+
+    def flops(hidden: int, heads: int = 36) -> float:
+        shape = task.shape._replace(hidden=hidden, heads=heads)
+        return estimate(task._replace(shape=shape), A100, OLD, layout).flops
+
+    assert flops(4680) < 0.85 * flops(4608)
+    assert 0.85 < flops(4608, 48) / flops(4608) < 1.0  # more heads, more scores
+    fused = OLD._replace(software=OLD.software._replace(fused_attention=True))
+    padded = task._replace(shape=task.shape._replace(hidden=4680))
+    assert estimate(padded, A100, fused, layout).flops > 1.2 * flops(4680)
+
+
+def test_sequence_parallelism_hides_scatters_of_the_backward_pass() -> None:
+    """Elementwise work is divided too, so that is left out by a memory of no cost."""
+    free = A100._replace(hbm_bytes_per_s=1e30)
+    task, layout = TaskModel(GPT3, 64), TaskLayout(8, 8, 1, 1, 1, RECOMPUTE_NONE)
+    apart, whole = (OLD.software._replace(sequence_parallel=value) for value in (True, False))
+    hidden = estimate(task, free, OLD._replace(software=apart), layout).iteration_s
+    assert hidden < estimate(task, free, OLD._replace(software=whole), layout).iteration_s
+
+
 @pytest.mark.parametrize("gpu", GPU_TYPES)
 @pytest.mark.parametrize("generation", generations())
 def test_nobody_exceeds_the_data_sheet(gpu: str, generation: str) -> None:

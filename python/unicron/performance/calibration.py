@@ -36,8 +36,8 @@ class Efficiency(NamedTuple):
     """Shares of the data sheet that are reached, 0..1, unless it says else; none is of one model or layout."""
 
     matrix: float  # of peak_flops, by a large matrix product
-    attention: float  # of matrix, by the batched products of attention
-    misaligned: float  # of matrix, by a product whose inner extent is no multiple of 8 elements
+    attention: float  # of matrix, by fused attention
+    misaligned: float  # of matrix, by attention's products where a head is no multiple of 8 elements: vector units
     hbm: float  # of HBM bandwidth, by elementwise kernels
     link: float  # of the links inside a node, by collectives
     network: float  # of the network between nodes, with RDMA or slower than the host

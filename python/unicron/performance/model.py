@@ -35,34 +35,54 @@ class StageTimes(NamedTuple):
 
 
 @compiled
-def product_s(machine: Machine, efficiency: Efficiency, m: float, k: float, n: float) -> float:
-    """A matrix product of (m, k) by (k, n): whole tiles in whole waves over the multiprocessors, or its traffic."""
-    wide = math.ceil(m / 256.0) * math.ceil(n / 128.0)
-    narrow = math.ceil(m / 128.0) * math.ceil(n / 128.0)
-    # A library takes the large tile unless the small one, slower by a tenth, fills the chip better.
-    wide_s = (math.ceil(wide / machine.multiprocessors) + efficiency.tail_waves) * 256.0 * 128.0
-    narrow_s = (math.ceil(narrow / machine.multiprocessors) + efficiency.tail_waves) * 128.0 * 128.0 / 0.9
+def waves(machine: Machine, efficiency: Efficiency, tiles: float) -> float:
+    """How often every multiprocessor computes a tile until so many are done."""
+    return math.ceil(tiles / machine.multiprocessors) + efficiency.tail_waves
+
+
+@compiled
+def product_s(
+    machine: Machine, efficiency: Efficiency, m: float, k: float, n: float, batch: float = 1.0, share: float = 1.0
+) -> float:
+    """Matrix products of (m, k) by (k, n): whole tiles in whole waves over the multiprocessors, or their traffic.
+
+    batch: how many one call computes; share: of the tensor cores' rate, where other units compute them.
+    """
+    # A library takes the largest tile, unless a smaller one, slower by a tenth each time, fills the chip better.
+    high, low = math.ceil(m / 256.0), math.ceil(m / 128.0)
+    tiles_s = min(
+        waves(machine, efficiency, batch * high * math.ceil(n / 128.0)) * 256.0 * 128.0,
+        waves(machine, efficiency, batch * low * math.ceil(n / 128.0)) * 128.0 * 128.0 / 0.9,
+        waves(machine, efficiency, batch * low * math.ceil(n / 64.0)) * 128.0 * 64.0 / 0.8,
+    )
     per_multiprocessor = machine.peak_flops * efficiency.matrix / machine.multiprocessors
-    compute_s = 2.0 * (k + efficiency.tile_fill) * min(wide_s, narrow_s) / per_multiprocessor
-    traffic_s = ELEMENT_BYTES * (m * k + k * n + m * n) / (machine.hbm_bytes_per_s * efficiency.hbm)
+    compute_s = 2.0 * (k / share + efficiency.tile_fill) * tiles_s / per_multiprocessor
+    traffic_s = ELEMENT_BYTES * batch * (m * k + k * n + m * n) / (machine.hbm_bytes_per_s * efficiency.hbm)
     return max(compute_s, traffic_s)
 
 
 @compiled
 def attention_s(
     shape: ModelShape, machine: Machine, software: Software, efficiency: Efficiency, micro_batch: int, tp: int
-) -> float:
-    """Scores, softmax, dropout and weighted values of one layer's forward pass."""
-    head = shape.hidden // shape.heads
-    rate = machine.peak_flops * efficiency.matrix * efficiency.attention
-    if head % ALIGNED_ELEMENTS:
-        rate = min(rate, machine.peak_flops * efficiency.matrix * efficiency.misaligned)
-    scores = float(micro_batch) * shape.heads / tp * shape.seq * shape.seq
-    products_s = 4.0 * scores * head / rate
+) -> tuple[float, float]:
+    """Scores, softmax, dropout and weighted values of one layer: forward, backward.
+
+    Fused (arXiv 2205.14135): two products forward and five backward, which computes the scores again; causal, so the
+    upper half is never computed. Else two and four, with what lies between them going through memory.
+    """
+    head = float(shape.hidden // shape.heads)
+    seq = float(shape.seq)
+    batch = float(micro_batch) * shape.heads / tp
+    scores = batch * seq * seq
     if software.fused_attention:
-        return products_s / 2.0  # causal: the upper half is never computed
-    # softmax reads and writes, dropout reads, writes and keeps a mask, both products go through memory
-    return products_s + 13.0 * scores / (machine.hbm_bytes_per_s * efficiency.hbm)
+        product = scores * head / (machine.peak_flops * efficiency.matrix * efficiency.attention)
+        return 2.0 * product, 5.0 * product
+    share = 1.0 if head % ALIGNED_ELEMENTS == 0 else efficiency.misaligned
+    across = product_s(machine, efficiency, seq, head, seq, batch, share)  # over the head: scores, their gradient
+    along = product_s(machine, efficiency, seq, seq, head, batch, share)  # over the sequence: the others
+    memory = machine.hbm_bytes_per_s * efficiency.hbm
+    # forward: softmax reads and writes, dropout too, and writes a mask; backward: dropout 5 bytes a score, softmax 6
+    return across + along + 9.0 * scores / memory, across + 3.0 * along + 11.0 * scores / memory
 
 
 @compiled
@@ -74,16 +94,24 @@ def network_bytes_per_s(machine: Machine, efficiency: Efficiency) -> float:
 @compiled
 def tensor_traffic_s(
     shape: ModelShape, machine: Machine, software: Software, efficiency: Efficiency, micro_batch: int, tp: int
-) -> float:
-    """The two all-reduces (or scatter and gather pairs) of one layer's forward pass, as far as nothing hides them."""
+) -> tuple[float, float]:
+    """What one layer waits for its tensor-parallel group: forward, backward.
+
+    Each way two all-reduces, or two gather and scatter pairs. With sequence parallelism (arXiv 2205.05198, section
+    4.2.2) the backward pass gathers two inputs once more, which with its two scatters hides under gradient products.
+    """
     if tp == 1:
-        return 0.0
+        return 0.0, 0.0
     rate = machine.link_bytes_per_s * efficiency.link
     if tp > machine.gpus_per_node:
         rate = min(rate, network_bytes_per_s(machine, efficiency))
     payload = ELEMENT_BYTES * micro_batch * shape.seq * shape.hidden
-    traffic_s = 2.0 * (2.0 * (tp - 1.0) / tp * payload / rate + COLLECTIVE_S)
-    return traffic_s * (1.0 - efficiency.hidden_tensor) if software.overlapped_tensor else traffic_s
+    one_s = (tp - 1.0) / tp * payload / rate + COLLECTIVE_S / 2.0  # a gather, a scatter, or half an all-reduce
+    exposed = 1.0 - efficiency.hidden_tensor
+    forward_s = 4.0 * one_s * (exposed if software.overlapped_tensor else 1.0)
+    if not software.sequence_parallel:
+        return forward_s, forward_s
+    return forward_s, forward_s / 2.0 + 4.0 * one_s * exposed
 
 
 @compiled
@@ -170,15 +198,15 @@ def stage_times(
     """One micro-batch through one stage. split: (tp, pp, dp, vpp); recompute: (which, micro-batch's samples)."""
     tp, pp, _, _ = split
     which, micro_batch = recompute
-    core_s = attention_s(shape, machine, software, efficiency, micro_batch, tp)
-    traffic_s = tensor_traffic_s(shape, machine, software, efficiency, micro_batch, tp)
+    core = attention_s(shape, machine, software, efficiency, micro_batch, tp)
+    traffic = tensor_traffic_s(shape, machine, software, efficiency, micro_batch, tp)
     forward_s, backward_s = layer_s(shape, machine, software, efficiency, micro_batch, tp)
-    forward_s += core_s + traffic_s
-    backward_s += 2.0 * core_s + traffic_s
+    forward_s += core[0] + traffic[0]
+    backward_s += core[1] + traffic[1]
     if which == RECOMPUTE_FULL:
         backward_s += forward_s
     elif which == RECOMPUTE_SELECTIVE and not software.fused_attention:
-        backward_s += core_s
+        backward_s += core[0]
     logits_s = head_s(shape, machine, efficiency, micro_batch, tp)
     both_s = forward_s + backward_s
     layers = stage_layers(shape, pp)
