@@ -32,7 +32,7 @@ import msgspec
 from clusters import eventually, plain_job
 from etcd_members import EtcdMembers
 from leader_record import Record, Row
-from several_coordinators import BEGAN, DAY_S, LEASE_S, TAKEN_OVER_S_MAX, SeveralCoordinators, second_of_day, seconds
+from several_coordinators import BEGAN, LEASE_S, TAKEN_OVER_S_MAX, SeveralCoordinators, second_of_day, seconds
 from unicron.coordinator.journal import TermBegan, decode_entry
 from unicron.runtime import processes
 from unicron.runtime.client import CoordinatorRefused, CoordinatorSilent
@@ -61,6 +61,7 @@ class Rounds:
         self.cluster = SeveralCoordinators(self._etcd, folder)
         self._folder = folder
         self._fault_s = 0.0  # second of the day
+        self._fault_monotonic_s = 0.0
         self._answered_s = 0.0
 
     def run(self, faults: tuple[str, ...]) -> None:
@@ -92,6 +93,7 @@ class Rounds:
     def _begin(self) -> None:
         """The fault is now."""
         self._fault_s = second_of_day()
+        self._fault_monotonic_s = time.monotonic()
 
     def _note(self, number: int, fault: str, term: int) -> None:
         taken_s = self.cluster.taken_over_s(term, self._fault_s)
@@ -170,7 +172,7 @@ class Rounds:
         self._answered()
 
     def _answered(self) -> None:
-        self._answered_s = (second_of_day() - self._fault_s) % DAY_S
+        self._answered_s = time.monotonic() - self._fault_monotonic_s  # the clock of the day may be set meanwhile
 
     def _wait_until_it_waits(self, name: str) -> None:
         def waits() -> bool:
