@@ -1,7 +1,7 @@
 """The least a training script needs to be healed: four lines of unicron around megatron-core.
 
-unicron run --agents 2 examples/minimal.py
-kill -9 one of its workers meanwhile (unicron describe has their pids), and watch the loss go on
+    unicron run --agents 2 examples/minimal.py
+    kill -9 one of its workers meanwhile (unicron describe has their pids), and watch the loss go on
 """
 
 import functools
@@ -59,7 +59,9 @@ def build(layout):
 def forward_step(data_iterator, model):
     """Megatron's own contract: (output, loss function); that returns (sum, tokens, report)."""
     batch = next(data_iterator)
-    output = model(batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"])
+    output = model(
+        batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"]
+    )
     return output, functools.partial(summed, batch["loss_mask"])
 
 
@@ -72,7 +74,9 @@ def summed(loss_mask, output):
 def main():
     with unicron.join(micro_batch=2, num_micro_batches=8) as session:
         layout = session.layout
-        dataset = ByteDataset(ByteCorpus.from_stdlib(), SEQ_LENGTH, layout.micro_batch, layout.num_micro_batches)
+        dataset = ByteDataset(
+            ByteCorpus.from_stdlib(), SEQ_LENGTH, layout.micro_batch, layout.num_micro_batches
+        )
         model, optimizer = build(layout)
         session.manage(model, optimizer)
         for iteration in session.iterations(ITERATIONS):

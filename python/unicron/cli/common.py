@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FAILURE = 1
 INT_MAX = 2**31 - 1  # of an option that counts or names a number
-WIDTH = 200  # of a table that goes into a pipe or a file
+WIDTH = 200  # of a table with all its columns, at least
 FOLDED = ("why", "cause")  # columns of sentences
 FOLDED_MIN = 14
 KNOWN_PROBLEMS = (

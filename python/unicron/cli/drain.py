@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,12 +31,13 @@ def main(
     if not 0 <= wait < float("inf"):
         raise Problem(f"--wait {wait:g}: give seconds, 0 or more", 2)
     with from_environment(coordinator, keys) as client:
-        known = any(row["drained"] for row in client.ask("nodes") if row["node"] == node)
-        result = None if wait and known else client.ask("drain", node=node)  # to wait again is no mistake
+        # To wait again is no mistake, to drain again is one.
+        is_drained = wait > 0 and any(row["drained"] for row in client.ask("nodes") if row["node"] == node)
+        result: Any = None if is_drained else client.ask("drain", node=node)
         used = _used_after(client, node, wait) if wait else None
     if json:
         print_json({"node": node, "result": result, "used": used})
-    elif used is None and result:
+    elif used is None:
         print(
             f"{node} is being emptied of {result['workers']} workers and understudies: unicron nodes shows when it is"
         )

@@ -29,6 +29,14 @@ LOOPBACK = "127.0.0.1"
 Cluster = TypeVar("Cluster", bound=LocalCluster)
 
 
+class Interrupted(SystemExit):
+    """A person, or the machine, ends the command."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.name = signal.Signals(number).name
+
+
 @dataclass(frozen=True)
 class InSlurm:
     drains: bool  # nodes that failed, so that other jobs do not get them
@@ -109,7 +117,7 @@ class Run:
 
     def _life(self, new: Callable[[], Cluster], watch: Callable[[Cluster, RunView], Watch]) -> int:
         def interrupted(number: int, _: object) -> None:
-            raise SystemExit(128 + number)
+            raise Interrupted(number)
 
         for number in ENDS:
             signal.signal(number, interrupted)
@@ -125,11 +133,9 @@ class Run:
             self._left = result.outcome == "suspended"
         except ClusterProblem as problem:
             raise Problem(str(problem)) from None
-        except SystemExit as ended:
-            name = signal.Signals(int(str(ended.code)) - 128).name
-            view.say(
-                f"{name}: {self.job.name} ends where it is, and its workers with it; logs in {logs / self.job.name}"
-            )
+        except Interrupted as ended:
+            where = f"{self.job.name} ends where it is, and its workers with it; logs in {logs / self.job.name}"
+            view.say(f"{ended.name}: {where}")
             raise
         finally:
             for number in (*ENDS, NOTICE):

@@ -117,7 +117,9 @@ class CoordinatorClient:
         deadline = begun + timeout_ms / 1000
         again_s = LOOK_AGAIN_S if verb in LOOKS else timeout_ms / 1000
         while True:
-            socket = self._send(request, deadline)
+            socket = self._send(request, min(deadline, time.monotonic() + self.refused_s))
+            if socket is None and time.monotonic() < deadline and _listens(self.address):
+                socket = self._send(request, deadline)
             left_s = min(deadline - time.monotonic(), again_s)
             if socket is not None and socket.poll(max(0, int(left_s * 1000))):
                 return _result(socket.recv())
@@ -148,13 +150,7 @@ class CoordinatorClient:
         poller = zmq.Poller()
         for socket in self._sockets:
             poller.register(socket, zmq.POLLOUT)
-        hurried = min(deadline, time.monotonic() + self.refused_s)
-        while (left_s := hurried - time.monotonic()) > 0 or hurried < deadline:
-            if left_s <= 0:
-                if not _listens(self.address):
-                    return None
-                hurried = deadline
-                continue
+        while (left_s := deadline - time.monotonic()) > 0:
             for socket, _ in poller.poll(max(1, int(left_s * 1000))):
                 if isinstance(socket, zmq.Socket):
                     with contextlib.suppress(zmq.Again):

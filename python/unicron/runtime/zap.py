@@ -19,9 +19,8 @@ from zmq.utils import z85
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 REQUESTS_PER_TURN_MAX = 256
 REFUSED_KEPT_MAX = 1000
-SEND_MS_MAX = (
-    1000  # of a caller: a server that refuses its key leaves it nothing to send on, and a send would never end
-)
+# Of a caller: a server that refuses its key leaves it nothing to send on, and a send would never end.
+SEND_MS_MAX = 1000
 
 log = logging.getLogger("unicron.keys")
 
