@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.messages import CollectiveFailed, ExceptionRaised, WorkerLost
-from unicron.types import Cpu, Method, Rank, Stage
+from unicron.types import Cpu, Method, PlanKind, Rank, Stage
 
 OF_THE_NODE = ("StateAddressGone",)  # types of exceptions that say nothing about the code
 STARVED_BUDGETS = 8  # of one that had no processor, before its clock alone is enough
@@ -122,6 +122,23 @@ def deaf_to_plan(task: TaskState) -> list[WorkerState]:
         if rank in task.awaiting and worker.progress == worker.progress_planned:
             deaf.append(worker)
     return deaf
+
+
+def never_freed(task: TaskState) -> list[WorkerState]:
+    """Of members that all say that they wait: those that still stand where they stood before a plan ended what they
+    could wait on, while others left it and wait in the healing. Not the connections are at fault, but they."""
+    plan = task.plan
+    if plan is None or plan.kind is PlanKind.START:
+        return []
+    stalled = {worker.name: worker.stalled for worker in map(task.holder, plan.ranks) if worker is not None}
+    if not any(each is not None and each.stage is Stage.HEAL for each in stalled.values()):
+        return []
+    found = []
+    for worker in deaf_to_plan(task):
+        each = stalled[worker.name]
+        if each is not None and each.stage is not Stage.HEAL and each.cpu is not Cpu.STARVED:
+            found.append(worker)
+    return found
 
 
 def all_wait(task: TaskState) -> tuple[Rank, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, stall_root
+from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, never_freed, stall_root
 from unicron.coordinator.fitness import PENDING
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import RolesPlaced
@@ -344,6 +344,12 @@ def _free_all(step: Step, task: TaskState, ranks: tuple[Rank, ...]) -> None:
         first = task.holder(ranks[0])
         assert first is not None
         observe(step, first, _all_wait(task, first.node, first.rank))
+        return
+    if deaf := never_freed(task):
+        for worker in deaf:
+            _end_stalled(
+                step, task, worker, f"it says that it waits, and did not move when epoch {plan.epoch} freed all"
+            )
         return
     tries = task.reconnects.get(task.iteration, 0) + 1
     task.reconnects = {task.iteration: tries}
