@@ -92,9 +92,12 @@ def test_who_does_not_move_when_all_were_freed_waits_for_nobody() -> None:
     for name in workers:
         driver.stalled(name, waiting=True)
     assert driver.task.epoch == 2 and not ended(driver)
-    for name in workers:
-        stage = Stage.REDUCE if name == workers[1] else Stage.HEAL
-        driver.stalled(name, waiting=True, stage=stage)
+    driver.stalled(workers[1], waiting=True)
+    assert not ended(driver), "nobody was seen to move since"
+    driver.worker(workers[0]).progress += 1
+    driver.stalled(workers[1], waiting=True, cpu=Cpu.STARVED)
+    assert not ended(driver)
+    driver.stalled(workers[1], waiting=True)
     assert ended(driver) == [workers[1]]
     assert [incident.fault for incident in told(driver)] == ["all wait", "stalled"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.state import TaskState, WorkerState
-from unicron.messages import CollectiveFailed, ExceptionRaised, WorkerLost
+from unicron.messages import CollectiveFailed, ExceptionRaised, WorkerLost, WorkerStalled
 from unicron.types import Cpu, Method, PlanKind, Rank, Stage
 
 OF_THE_NODE = ("StateAddressGone",)  # types of exceptions that say nothing about the code
@@ -125,20 +125,21 @@ def deaf_to_plan(task: TaskState) -> list[WorkerState]:
 
 
 def never_freed(task: TaskState) -> list[WorkerState]:
-    """Of members that all say that they wait: those that still stand where they stood before a plan ended what they
-    could wait on, while others left it and wait in the healing. Not the connections are at fault, but they."""
+    """Members that say that they wait, and for longer than sure still stand where a plan found them, though it ended
+    what anybody could wait on and others moved since: they wait for nobody."""
     plan = task.plan
     if plan is None or plan.kind is PlanKind.START:
         return []
-    stalled = {worker.name: worker.stalled for worker in map(task.holder, plan.ranks) if worker is not None}
-    if not any(each is not None and each.stage is Stage.HEAL for each in stalled.values()):
+    members = [worker for worker in map(task.holder, plan.ranks) if worker is not None]
+    if all(worker.progress == worker.progress_planned for worker in members):
         return []
-    found = []
-    for worker in deaf_to_plan(task):
-        each = stalled[worker.name]
-        if each is not None and each.stage is not Stage.HEAL and each.cpu is not Cpu.STARVED:
-            found.append(worker)
-    return found
+    return [worker for worker in deaf_to_plan(task) if _stands(worker.stalled)]
+
+
+def _stands(stalled: WorkerStalled | None) -> bool:
+    if stalled is None or stalled.stage is Stage.HEAL or stalled.cpu is Cpu.STARVED:
+        return False
+    return stalled.is_sure and stalled.waiting_in_collective
 
 
 def all_wait(task: TaskState) -> tuple[Rank, ...]:

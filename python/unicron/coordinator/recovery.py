@@ -330,6 +330,13 @@ def _settle_stalls(step: Step, task: TaskState) -> None:
         )
         _end_stalled(step, task, root, reason)
         return
+    for worker in never_freed(task):
+        if worker.phase is not WorkerPhase.ENDING:
+            assert task.plan is not None
+            _end_stalled(
+                step, task, worker, f"it did not move when epoch {task.plan.epoch} ended what it could wait for"
+            )
+            return
     ranks = all_wait(task)
     # Who reports a broken connection says more; a coordinator that was away hears both at once.
     if ranks and not task.lost and not task.reports and task.phase in (TaskPhase.RUNNING, TaskPhase.HEALING):
@@ -344,12 +351,6 @@ def _free_all(step: Step, task: TaskState, ranks: tuple[Rank, ...]) -> None:
         first = task.holder(ranks[0])
         assert first is not None
         observe(step, first, _all_wait(task, first.node, first.rank))
-        return
-    if deaf := never_freed(task):
-        for worker in deaf:
-            _end_stalled(
-                step, task, worker, f"it says that it waits, and did not move when epoch {plan.epoch} freed all"
-            )
         return
     tries = task.reconnects.get(task.iteration, 0) + 1
     task.reconnects = {task.iteration: tries}
