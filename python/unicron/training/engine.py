@@ -29,7 +29,7 @@ from unicron.healing.record import CommitResult, decode_record, encode_record, h
 from unicron.healing.resolve import position_of
 from unicron.messages import CollectiveFailed, StateLost, cut
 from unicron.runtime.store_client import StoreClient, StoreError
-from unicron.training import account, compute, step
+from unicron.training import account, compute, gpu, step
 from unicron.training.buddies import Buddies, CopyDiffers
 from unicron.training.exact import ExactGradients
 from unicron.training.gradients import Gradients, ReduceHooks
@@ -163,6 +163,9 @@ class Engine:
             return
         if kind == FaultKind.SCRIBBLE:
             next(iter(self.model.parameters())).data.view(-1)[0].add_(1.0)
+            return
+        if kind == FaultKind.MEMORY:
+            gpu.access_illegally(self.memory.device)
             return
         if kind == FaultKind.NODE:
             os.kill(self.link.agent_pid, signal.SIGKILL)
