@@ -324,11 +324,11 @@ class Engine:
                 whole = bucket.param_data.view(-1)
                 own = whole.chunk(self.layout.dp)[self.layout.replica_of(self.rank)]
                 dist.all_gather_into_tensor(whole, own, group=group)
+        self._require_good(inside=False)  # before a copy begins to travel: nothing is to wait for that one here
         if self.buddies is not None:
             assert self.machine.plan is not None
             self.maybe_fault(FaultPoint.BUDDY)
             self.buddies.after_step(self.machine.plan, self.machine.record.iteration, self.stepper.extra_tensor())
-        self._require_good(inside=False)
         return on.Done()
 
     def _settle(self, action: do.Settle) -> on.AnyEvent:
