@@ -44,6 +44,7 @@ def device_of(rank: Rank, plan: Any) -> int:
 
 def warm_up(device: int) -> None:
     """What a process's first iteration would otherwise pay for: libraries' handles and kernels of common shapes."""
+    _core.load_kernels(device)
     for dtype in (torch.float32, torch.bfloat16):
         for size in (64, 512, 2048):
             a = torch.ones(size, size, device=f"cuda:{device}", dtype=dtype, requires_grad=True)
