@@ -30,7 +30,9 @@ from typing import Any
 os.environ.setdefault("UNICRON_DEMO_SIZE", "350m")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 import common
+import last_lines
 from bench_overhead import Set, blocks, ratios, unmanaged
 from unicron.coordinator.job import Job
 from unicron.demo import runner
@@ -167,6 +169,18 @@ def report(sets: dict[str, Set], memory: dict[str, float], arguments: argparse.N
     return bench
 
 
+@contextlib.contextmanager
+def told(root: Path) -> Iterator[None]:
+    """What the processes said last, when it fails: their logs may be out of reach later."""
+    try:
+        yield
+    except (Exception, SystemExit):
+        logs = [path for path in root.rglob("*.log") if path.stat().st_size]
+        for path in sorted(logs, key=lambda path: path.stat().st_mtime)[-12:]:
+            last_lines.show(path)
+        raise
+
+
 def layouts(arguments: argparse.Namespace) -> tuple[Layout, Layout]:
     """Of A, A' and B; of C."""
     micro_batches = arguments.micro_batches * arguments.dp
@@ -187,7 +201,7 @@ def main() -> None:
     arguments.sharded = arguments.sharded or arguments.buddy_every >= 0
     plain, with_copies = layouts(arguments)
     wanted = {"B": plain} | ({"C": with_copies} if arguments.buddy_every >= 0 else {})
-    with common.scratch() as root, contextlib.ExitStack() as stack:
+    with common.scratch() as root, told(root), contextlib.ExitStack() as stack:
         sets = {name: stack.enter_context(unmanaged(name, root, plain, is_awaited=False)) for name in ("A", "A'")}
         clusters = {}
         for name, layout in wanted.items():

@@ -24,7 +24,7 @@ from unicron.demo import compare, results, scenarios
 from unicron.demo.progress import Progress, describe
 from unicron.demo.scenarios import Scenario
 from unicron.demo.variant import PLAIN, Variant
-from unicron.demo.watch import OVER, Cluster, Seen, Watch, WatchProblem
+from unicron.demo.watch import OVER, TIMEOUT_S, Cluster, Seen, Watch, WatchProblem
 from unicron.types import Layout
 
 MICRO_BATCH = 2  # samples
@@ -63,6 +63,7 @@ class Options:
     measure_unmanaged: bool = True
     keep: bool = False  # gradients and weights of the runs
     variant: Variant = PLAIN
+    timeout_s: float = TIMEOUT_S  # of a run, beside its iterations
 
 
 @dataclass
@@ -191,7 +192,7 @@ class Suite:
         watch = Watch(cluster, task, folder, scenario, planned, usual_ms, self._progress)
         problem = ""
         try:
-            watch.until_over()
+            watch.until_over(self._options.timeout_s)
         except WatchProblem as error:
             problem = str(error)
             with contextlib.suppress(Exception):

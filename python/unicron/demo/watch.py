@@ -117,8 +117,9 @@ class Watch:
         self._running = False
         self.seen = Seen()
 
-    def until_over(self) -> Seen:
-        deadline = time.monotonic() + TIMEOUT_S + self._planned * TIMEOUT_PER_ITERATION_S
+    def until_over(self, timeout_s: float = TIMEOUT_S) -> Seen:
+        """timeout_s: beside what the iterations take. Raises WatchProblem."""
+        deadline = time.monotonic() + timeout_s + self._planned * TIMEOUT_PER_ITERATION_S
         while self.seen.view.get("phase") not in OVER:
             if time.monotonic() > deadline:
                 view = self.seen.view
