@@ -194,9 +194,10 @@ class Session:
         device = None if self._pool is None else self._pool.device
         groups = Groups(self.rank, self.layout, self._link.monitor, self._link.pulse, device)
         if device is not None and self._is_waiting:
-            gpu.warm_up(device)
             groups.warm_up()
-            rehearse(model, optimizer, self.layout, device)
+            if "warm-up" not in LEFT_OUT:
+                gpu.warm_up(device)
+                rehearse(model, optimizer, self.layout, device)
         if self.rehearses:
             self._sandbox = Sandbox(self.rank, self.layout, (model, optimizer, scheduler), memory)
             return
