@@ -16,6 +16,7 @@ import argparse
 import itertools
 import json
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -47,7 +48,8 @@ class Case:
     def __init__(self, name: str, cluster: LocalCluster, options: argparse.Namespace, layout: Layout) -> None:
         self.name, self._cluster, self._options, self._layout = name, cluster, options, layout
         self.folder = (options.folder / "runs" / name).resolve()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)  # records of an earlier call are added to
+        self.folder.mkdir(parents=True)
         self.logs = (options.folder / "logs").resolve()
         self._deadline = time.monotonic() + options.timeout
         self._seen_bytes: dict[Path, int] = {}
@@ -96,6 +98,7 @@ class Case:
         return Job(
             name=self.name, command=command, layout=self._layout, cwd=os.getcwd(), understudies=0, stopped_grace_ms=0,
             standbys=int(self.name == NODE_LOST), log_dir=str(self.logs),
+            checkpoint_dir=str(self.folder / "checkpoints"),  # of one replica that cannot save nothing leaves its node
             env={"UNICRON_MOVES_WITHOUT": WITHOUT.get(self.name, "none")},
         )  # fmt: skip
 
@@ -287,7 +290,10 @@ def main() -> int:
     (options.folder / "logs" / "cluster").mkdir(parents=True, exist_ok=True)
     num_needed = (dp + 1) * layout.replica_size
     num_there = len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])
-    environment = {"UNICRON_DEMO_SIZE": options.size, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    environment = {
+        "UNICRON_DEMO_SIZE": options.size, "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",  # as run.sh
+    }  # fmt: skip
     imports = IMPORTS
     if options.pretend:
         imports = IMPORTS.replace("unicron.demo.model", "pretend_gpu,unicron.demo.model")

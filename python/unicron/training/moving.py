@@ -27,8 +27,12 @@ from unicron.training.watched_group import Helpers
 from unicron.types import Rank
 
 HEADER_BYTES = 512
-#: For measurements (bench/bench_moves.py): what is done at the switch, or not at all, instead of beforehand.
-LEFT_OUT = frozenset(os.environ.get("UNICRON_MOVES_WITHOUT", "").split(","))  # groups, warm-up
+
+
+def is_left_out(part: str) -> bool:
+    """Of groups, warm-up, for measurements (bench/bench_moves.py): done at the switch, or not at all, not beforehand.
+    Asked when it matters, because a task's environment comes to a process that has imported this already."""
+    return part in os.environ.get("UNICRON_MOVES_WITHOUT", "").split(",")
 
 
 class MoveOver(RuntimeError):
@@ -105,7 +109,7 @@ class Preparation:
         if self.is_leaver or self.is_joiner:
             self._pair = self._groups.connect_pair(store, int(self.is_joiner), self._how(), self.is_over)
             count += 1
-        if not self.is_leaver and "groups" not in LEFT_OUT:
+        if not self.is_leaver and not is_left_out("groups"):
             count += self._groups.prepare(plan, store, self._how())
         return count
 
@@ -140,6 +144,7 @@ class Preparation:
         self.taken = nbytes, (time.monotonic() - arrives) * 1000
         if engine.transfer.digest(extra) != taken.digest:
             raise StateSpoiled(f"the state of rank {self.rank} did not arrive as it was sent")
+        self._pair.has_served()
         engine.stepper.load_extra(bytes(extra.numpy().tobytes()))
         engine.ledger.set_branch(taken.branch)
         engine.ledger.end_step(taken.iteration, engine.stepper.extra_state(), gathered=taken.gathered)

@@ -41,6 +41,9 @@ class GlooPair:
         for piece in pieces:
             self._group.recv([piece], LEAVER, 0).wait()
 
+    def has_served(self) -> None:
+        """All is there. The other end may not know it yet, so this one stays."""
+
     def close(self) -> None:
         """Connections that nobody uses any more. Destructors join threads that are on their way out: not here."""
         group, self._group = self._group, None
@@ -73,6 +76,10 @@ class NcclPair:
 
     def take(self, pieces: Sequence[torch.Tensor]) -> None:
         self._pass_on(pieces, receives=True)
+
+    def has_served(self) -> None:
+        """All is there. To take a communicator apart costs the more the later, when training goes on."""
+        self.close()
 
     def close(self) -> None:
         """A peer that is gone, or a collective that hangs, makes no difference: it is taken apart in the background."""
