@@ -39,7 +39,7 @@ from unicron.training.exceptions import describe
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink
 from unicron.training.memory import StateMemory, force_optimizer_state
-from unicron.training.moving import LEFT_OUT, Preparation
+from unicron.training.moving import Preparation, is_left_out
 from unicron.training.overlap import take_over
 from unicron.training.rehearsal import rehearse
 from unicron.training.reshard.atlas import atlas_of
@@ -159,7 +159,7 @@ class Session:
     @property
     def rehearses(self) -> bool:
         """Is this run of the script only to warm its process up? Then nothing it would record is of any iteration."""
-        is_asked = self._link.welcome.warm_up and "warm-up" not in LEFT_OUT
+        is_asked = self._link.welcome.warm_up and not is_left_out("warm-up")
         return bool(is_asked and self._is_waiting and not _Process.is_warm and not gpu.has_gpu())
 
     def _open_gpu(self, device: int) -> None:
@@ -192,9 +192,10 @@ class Session:
         device = None if self._pool is None else self._pool.device
         groups = Groups(self.rank, self.layout, self._link.monitor, self._link.pulse, device)
         if device is not None and self._is_waiting:
-            gpu.warm_up(device)
             groups.warm_up()
-            rehearse(model, optimizer, self.layout, device)
+            if not is_left_out("warm-up"):
+                gpu.warm_up(device)
+                rehearse(model, optimizer, self.layout, device)
         if self.rehearses:
             self._sandbox = Sandbox(self.rank, self.layout, (model, optimizer, scheduler), memory)
             return
