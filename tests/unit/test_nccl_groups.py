@@ -127,6 +127,7 @@ def test_calls_that_an_ended_group_left_open_are_closed() -> None:
         groups.close_calls()
         assert nccl.ncclGroupEnd() == NOT_IN_A_GROUP, depth
     """
+    )
 
 
 BESIDE = """

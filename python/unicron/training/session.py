@@ -236,11 +236,7 @@ class Session:
         return undo_bytes(optimizer)
 
     def _buddy_bytes(self, model: Any) -> int:
-        if not self.layout.buddy:
-            return 0
-        if self._pool is not None:
-            raise ValueError("buddy copies are not there for GPUs yet: submit the task without --buddy")
-        return buddy_bytes(model, self.layout)
+        return buddy_bytes(model, self.layout) if self.layout.buddy else 0
 
     def _take_role(self) -> EpochPlan:
         link = self._link
