@@ -99,8 +99,9 @@ histories() { # SECONDS [OPTION...]: random faults in exact mode, all to end in 
 }
 
 keep_logs() {
-  cp results/managed/managed.jsonl "$OUT/" 2>/dev/null
-  tar -czf "$OUT/managed-logs.tgz" --exclude='*.npy' --exclude='*.pt' results/managed results/histories 2>/dev/null
+  cp results/managed/managed.jsonl results/moves/*/moves.jsonl "$OUT/" 2>/dev/null
+  tar -czf "$OUT/managed-logs.tgz" --exclude='*.npy' --exclude='*.pt' results/managed results/histories results/moves \
+    2>/dev/null
 }
 
 export -f facts build wheel managed histories
@@ -121,6 +122,7 @@ table managed_dp2 130 bash -c "managed 1,1,2 small $all_kills --timeout 40"
 table managed_hangs 120 bash -c "managed 1,1,2 small $hangs --timeout 40"
 table managed_buddy 90 bash -c 'managed 1,1,2 small kill-reduce,node-now --sharded --buddy --iterations 40 --timeout 40'
 step histories 190 bash -c 'trap : TERM; histories 150'
+table moves 150 "$PYTHON" tests/gpu/moves.py --layout 1,1,1 --cases all,no-warm-up --folder results/moves
 table bench_steady 150 env UNICRON_DEMO_SIZE=350m "$PYTHON" bench/gpu/bench_steady.py --seconds 75
 table bench_torchrun 110 "$PYTHON" bench/gpu/bench_torchrun.py --sizes small 350m
 table managed_350m 150 bash -c 'managed 1,1,2 350m kill-compute,kill-reduce,kill-now,illegal-access --timeout 60'

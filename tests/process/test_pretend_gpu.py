@@ -14,7 +14,8 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="torch has NCCL; tests/gpu is for that")
-SCRIPT = Path(__file__).resolve().parents[1] / "gpu" / "managed.py"
+FOLDER = Path(__file__).resolve().parents[1] / "gpu"
+SCRIPT, MOVES = FOLDER / "managed.py", FOLDER / "moves.py"
 
 
 @pytest.mark.timeout(240)
@@ -29,3 +30,13 @@ def test_killed_workers_are_replaced_bit_for_bit(tmp_path: Path) -> None:
     assert sources == {"reference": [], "kill-reduce": ["own_arena"], "kill-step": ["replica"]}
     said = "".join(path.read_text() for path in tmp_path.rglob("stdout.log"))
     assert "adopted 1 slabs, marked True" in said
+
+
+@pytest.mark.timeout(240)
+def test_a_role_moves_to_another_gpu_and_back_bit_for_bit(tmp_path: Path) -> None:
+    command = [sys.executable, str(MOVES), "--pretend", "--layout", "1,1,2", "--cases", "all", "--moves", "2",
+               "--iterations", "120", "--timeout", "100", "--folder", str(tmp_path)]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=220)
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = "".join(path.read_text() for path in tmp_path.rglob("stdout.log"))
+    assert said.count("a group stands beside those in use") == 2 * 4  # of each move: two pairs' ends, a group of two

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -54,7 +54,7 @@ class Backend(dist.ProcessGroupGloo):
         _timeout = None
 
     def __init__(self, store: Any, rank: int, size: int, _options: Any) -> None:
-        super().__init__(store, rank, size, timedelta(seconds=20))
+        super().__init__(store, rank, size, timedelta(seconds=60))
         self.communicator = _core.NcclCommunicator(0, size, rank, _core.make_nccl_id())
 
     def _comm_ptr(self) -> int:
@@ -71,8 +71,18 @@ class Groups(nccl_groups.NcclGroups):
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
         return group
 
-    def _backend(self, store: Any, name: str, rank: int, size: int) -> Any:
+    def _unconnected(self, store: Any, name: str, rank: int, size: int) -> Any:
+        self.place = torch.device("cpu")
         return Backend(dist.PrefixStore(name, store), rank, size, None)
+
+    def connect_beside(self, *how: Any) -> Any:
+        made = super().connect_beside(*how)
+        print("pretend: a group stands beside those in use", flush=True)
+        return made
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[Callable[[], bool]]:
+        yield lambda: True
 
 
 class Memory(memory.StateMemory):
@@ -93,6 +103,12 @@ class Memory(memory.StateMemory):
         return result
 
 
+def take_device(link: Any, rank: int) -> int:
+    index = link.request_gpu(rank)
+    print(f"pretend: rank {rank} has GPU {index}", flush=True)
+    return int(index)
+
+
 def access_illegally(device: Any) -> None:
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -101,7 +117,7 @@ def pretend() -> None:
     from unicron.training import groups
 
     for holder, name, value in (
-        (gpu, "has_gpu", lambda: True), (gpu, "device_of", lambda rank, plan: 0), (gpu, "warm_up", lambda device: None),
+        (gpu, "has_gpu", lambda: True), (gpu, "take_device", take_device), (gpu, "warm_up", lambda device: None),
         (gpu, "access_illegally", access_illegally),
         (torch.cuda, "set_device", lambda device: None), (torch.cuda.nccl, "version", lambda: (2, 29, 7)),
         (session, "ArenaPool", Pool), (session, "StateMemory", Memory), (groups, "NcclGroups", Groups),

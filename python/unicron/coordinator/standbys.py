@@ -72,8 +72,8 @@ def _wanted(step: Step, task: TaskState) -> dict[str, tuple[Rank, ...]]:
 def differing(state: State, task: TaskState) -> dict[Rank, str]:
     """Roles that live elsewhere than they shall, in replicas that shall go on; with the node where they shall."""
     plan, target = task.plan, state.target(task.name)
-    if plan is None or not task.job.managed or task.job.layout != plan.layout or state.gpu:
-        return {}  # on GPUs replicas leave and come back, in this version
+    if plan is None or not task.job.managed or task.job.layout != plan.layout:
+        return {}
     layout = plan.layout
     kept = [r for r in plan.replicas if all(rank in target for rank in layout.replica_ranks(r))]
     return {

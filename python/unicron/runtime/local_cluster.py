@@ -434,12 +434,14 @@ class LocalCluster:
         return ["--config", str(path)]
 
     def _gpus_of(self, node: str) -> dict[str, str]:
-        """The nodes of one machine share out its GPUs, slot by slot."""
+        """The nodes of one machine share out its GPUs, slot by slot; of several that are named to us, only those."""
         count = len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])
-        if not count or node not in self.nodes or "CUDA_VISIBLE_DEVICES" in os.environ:
+        named = self._environment.get("CUDA_VISIBLE_DEVICES")
+        gpus = [str(number) for number in range(count)] if named is None else named.split(",")
+        if node not in self.nodes or not count or (named is not None and len(gpus) < 2):
             return {}
         first = self.nodes.index(node) * self._slots
-        return {"CUDA_VISIBLE_DEVICES": ",".join(str((first + slot) % count) for slot in range(self._slots))}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[(first + slot) % len(gpus)] for slot in range(self._slots))}
 
     def _start(self, name: str, module: str, arguments: Sequence[str]) -> None:
         self._spawn(name, [sys.executable, "-m", module, *arguments, "--lifeline", str(self._lifeline_end)])

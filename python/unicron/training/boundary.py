@@ -4,10 +4,12 @@ over, and wait for what is decided. Every wait here ends by a newer epoch, the a
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
 
+from unicron import _core
 from unicron.messages import ChangeLayout, MoveRoles, Saved
 from unicron.training.engine import Engine
 from unicron.training.link import WorkerLink, now_ms
@@ -85,22 +87,19 @@ def hand_over(link: WorkerLink, move: Preparation, engine: Engine, iteration: in
 def take_over_role(link: WorkerLink, engine: Engine, rank: Rank, order: MoveRoles) -> Taken | None:
     """A joiner's way in: its groups, the leaver's state into an arena of its own, then the decision. None when the
     state is not there. Raises HeldTooLong, and RuntimeError without an arena."""
-    memory = engine.memory
-    fd, grant, _ = link.request_arena(rank, memory.content_bytes, memory.digest, adopt=False)
-    if fd < 0:
-        raise RuntimeError(f"the agent gave no arena: {grant.refused}")
-    type(engine.ledger).of_new_arena(fd, memory.digest, memory.content_bytes)
-    memory.move_to(fd)
-    engine.ledger = type(engine.ledger)(memory.fd)
     move = Preparation(link, order, rank, engine.groups)
-    move.run()
+    if _has_room(engine):  # before anything is connected: the switch, for which all wait, must not pay for it
+        _take_fresh_arena(link, engine, rank)
+        move.run()
+    else:
+        move.refuse(f"the GPU of rank {rank} on its new node has no room for its state")
     taken, begun = None, now_ms()
     try:
         if not move.error:
             taken = move.take_state(engine)
             engine.account.transferred(order.former, order.plan, rank, rank, move.taken)
-            seconds = {"state": (now_ms() - begun) / 1000}
-            move.say("moved", iteration=taken.iteration, state_bytes=memory.content_bytes, seconds=seconds)
+            nbytes, seconds = max(engine.memory.content_bytes, move.taken[0]), {"state": (now_ms() - begun) / 1000}
+            move.say("moved", iteration=taken.iteration, state_bytes=nbytes, seconds=seconds)
     except RuntimeError as error:
         if not move.is_over():
             move.say("moved", error=f"{type(error).__name__}: {error}")
@@ -110,6 +109,30 @@ def take_over_role(link: WorkerLink, engine: Engine, rank: Rank, order: MoveRole
         _bound(begun, f"has the state of rank {rank} and waits")
     move.close()
     return taken
+
+
+def _has_room(engine: Engine) -> bool:
+    """On a GPU who waited has built its model without memory (arena_pool.py); now it gets some of its own."""
+    try:
+        engine.memory.take_own_memory()
+    except _core.UnicronError as error:
+        print(f"unicron: no memory for the state that is to come: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _take_fresh_arena(link: WorkerLink, engine: Engine, rank: Rank) -> None:
+    """Raises RuntimeError when the agent gives none."""
+    memory = engine.memory
+    slabs = memory.export()
+    fd, grant, _ = link.request_arena(rank, memory.content_bytes, memory.digest, adopt=False, gpu=slabs)
+    for ours in slabs[0]:
+        os.close(ours)
+    if fd < 0:
+        raise RuntimeError(f"the agent gave no arena: {grant.refused}")
+    type(engine.ledger).of_new_arena(fd, memory.digest, memory.content_bytes)
+    memory.move_to(fd)
+    engine.ledger = type(engine.ledger)(memory.fd)
 
 
 def _is_undecided(link: WorkerLink, order: MoveRoles) -> bool:

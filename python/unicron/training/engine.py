@@ -125,6 +125,7 @@ class Engine:
             except Exception as error:
                 if not is_collective_error(error):
                     raise
+                self.groups.settle_broken()
                 inside = isinstance(action, (do.Compute, do.Tie, do.Confirm, do.Settle, do.RebuildInside))
                 if isinstance(error, (GroupInterrupted, StoreError)):
                     inside = inside and self.link.monitor.newest_epoch() <= self.machine._newest()

@@ -1,7 +1,7 @@
 """Which GPU a worker has, and what must be so before torch starts on it.
 
-One worker per GPU. A node's workers are numbered in the order of their ranks, and an understudy takes the GPU of the
-role it was built for; when it gets another role it is built again, there (roles.py).
+One worker per GPU. The agent knows each role's (agent/gpus.py), and an understudy takes the GPU of the role it is built
+for; when it gets another role it is built again, there (roles.py).
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
 
 
-def device_of(rank: Rank, plan: Any) -> int:
-    """This worker's GPU, of those that this process sees. plan: the newest one, None before any."""
-    node = os.environ.get("UNICRON_NODE", "")
-    local = sorted(m.rank for m in plan.members if m.node == node) if plan is not None else []
-    index = local.index(rank) if rank in local else int(os.environ.get("LOCAL_RANK", "0"))
-    return index % torch.cuda.device_count()
+def take_device(link: Any, rank: Rank) -> int:
+    """The role's GPU, of those that this process sees, as the agent says; it is the current one from here on, and the
+    one that a script finds which sets the device by LOCAL_RANK."""
+    index = int(link.request_gpu(rank)) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    os.environ["LOCAL_RANK"] = str(index)
+    return index
 
 
 def warm_up(device: int) -> None:

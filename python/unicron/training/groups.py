@@ -28,6 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from unicron import _core
 from unicron.training.gloo_device import make_device
 from unicron.training.nccl_groups import NcclGroups
+from unicron.training.pair import GlooPair, NcclPair
 from unicron.training.watched_group import (
     COLLECTIVE_TIMEOUT,
     CONNECT_TIMEOUT,
@@ -39,7 +40,7 @@ from unicron.training.watched_group import (
 from unicron.types import EpochPlan, Layout, Rank
 
 Ranks = tuple[Rank, ...]
-Connected = tuple[Any, list[tuple[int, int]]]  # a gloo group, and (descriptor, inode) of its sockets
+Connected = tuple[Any, Any]  # a gloo group with (descriptor, inode) of its sockets; an NCCL group with its backend
 How = tuple[Helpers, Check]  # who waits for it, and what ends the wait
 CLOSE_S_MAX = 5.0
 
@@ -268,7 +269,7 @@ class Groups:
     ) -> WatchedGroup:
         """gloo's own group over these members. It waits for all of them, and a newer epoch ends that wait."""
 
-        ready = self._prepared.pop(full, None) if plan == self._prepared_for else None
+        ready = self._take_prepared(plan, full)
         if ready is None:
             how = self._helpers, self._check_of(plan)
             ready = self.connect(store, name, members.index(self.rank), len(members), how)
@@ -291,35 +292,72 @@ class Groups:
         backend._set_default_timeout(COLLECTIVE_TIMEOUT)
         return backend, [each for each in _core.connected_sockets() if each not in before]
 
+    def connect_pair(self, store: dist.Store, index: int, how: How, is_over: Callable[[], bool]) -> GlooPair | NcclPair:
+        """My role's leaver (index 0) and its joiner (1). From any thread, beside training."""
+        name = f"pair{self.rank}"
+        if self._nccl is None:
+            return GlooPair(self.connect(store, name, index, 2, how)[0], how[0], is_over, self._pulse)
+        _, backend = self._nccl.connect_beside(store, name, index, 2, *how)
+        number = next(self._next_id)
+        self._nccl.register(number, backend, [self.rank], True)  # every epoch ends it: by then it is of no use
+        return NcclPair(self._nccl, number, backend, is_over, self._pulse)
+
     def prepare(self, plan: EpochPlan, store: dist.Store, how: How) -> int:
         """The groups that an announced plan will need, connected beside those in use. From any thread; everybody makes
         them in the same order. Returns the number of connections."""
-        if self._nccl is not None:
-            raise NotImplementedError("roles move live on CPUs only in this version")
         is_wounded = self.layout.replica_of(self.rank) in plan.wounded()
+        connect = self._connect_alone if self._nccl is None else self._nccl.connect_beside
         ready: dict[Ranks, Connected] = {}
-        for full in [r for r in self._lists if is_wounded or self.is_cross(r)]:
-            members = tuple(r for r in full if r in plan.ranks)
-            name = f"e{plan.epoch}:{'-'.join(map(str, full))}"
-            ready[full] = self.connect(store, name, members.index(self.rank), len(members), how)
-            found = len(ready[full][1])
-            if found != len(members) - 1:  # somebody else connected meanwhile: whose sockets are these?
-                raise GroupInterrupted(f"{found} sockets appeared with a group of {len(members)}")
+        count = 0
+        try:
+            for full in [r for r in self._lists if is_wounded or self.is_cross(r)]:
+                members = tuple(r for r in full if r in plan.ranks)
+                name = f"e{plan.epoch}:{'-'.join(map(str, full))}"
+                ready[full] = connect(store, name, members.index(self.rank), len(members), *how)
+                count += len(members) - 1
+            how[1](0.0)
+        except BaseException:
+            self._let_go(ready)
+            raise
+        self.drop_prepared()
         self._prepared_for, self._prepared = plan, ready
-        return sum(len(sockets) for _, sockets in ready.values())
+        return count
 
-    def drop_prepared(self) -> None:
-        """A move was called off, or is over. Destructors join threads that are on their way out: not here."""
+    def _connect_alone(
+        self, store: dist.Store, name: str, index: int, size: int, helpers: Helpers, check: Check
+    ) -> Connected:
+        connected = self.connect(store, name, index, size, (helpers, check))
+        if len(connected[1]) != size - 1:  # somebody else connected meanwhile: whose sockets are these?
+            raise GroupInterrupted(f"{len(connected[1])} sockets appeared with a group of {size}")
+        return connected
+
+    def _take_prepared(self, plan: EpochPlan, full: Ranks) -> Connected | None:
+        return self._prepared.pop(full, None) if plan == self._prepared_for else None
+
+    def drop_prepared(self, plan: EpochPlan | None = None) -> None:
+        """A move was called off, or is over. plan: only what was prepared for that one."""
+        if plan is not None and plan != self._prepared_for:
+            return
         going, self._prepared, self._prepared_for = self._prepared, {}, None
-        if going:
+        self._let_go(going)
+
+    def _let_go(self, going: dict[Ranks, Connected]) -> None:
+        """Destructors join threads that are on their way out: not here. NCCL's must be told to end before."""
+        if self._nccl is not None:
+            self._nccl.discard(backend for _, backend in going.values())
+        elif going:
             threading.Thread(target=going.clear, name="unicron-release", daemon=True).start()
 
     def _make_nccl(
         self, plan: EpochPlan, full: Ranks, members: Ranks, store: dist.Store, name: str, group_id: int
     ) -> Any:
         assert self._nccl is not None
-        place = members.index(self.rank)
-        group, backend = self._nccl.connect(store, name, place, len(members), self._check_of(plan))
+        ready = self._take_prepared(plan, full)
+        if ready is None:
+            place = members.index(self.rank)
+            ready = self._nccl.connect(store, name, place, len(members), self._check_of(plan))
+        group, backend = ready
+        # Now and not before: the arrival of the plan that they are for would have ended them.
         self._nccl.register(group_id, backend, members, self.is_cross(full))
         return group
 
@@ -338,6 +376,11 @@ class Groups:
             return  # gloo raises by itself
         used = self.inside_lists if inside else self._lists
         self._nccl.require_whole(self._ids[full] for full in used if full in self._ids)
+
+    def settle_broken(self) -> None:
+        """After an operation that raised, in its thread: nothing that it left half done disturbs the next ones."""
+        if self._nccl is not None:
+            self._nccl.close_calls()
 
     def _register(self, group: Any, members: Ranks, name: str) -> None:
         group._set_group_name(name)  # type: ignore[arg-type]
@@ -381,8 +424,9 @@ class Groups:
 
     def close(self) -> None:
         """The task is over here."""
+        going, self._prepared, self._prepared_for = self._prepared, {}, None
         if self._nccl is not None:
-            self._nccl.close(CLOSE_S_MAX)
+            self._nccl.close(CLOSE_S_MAX, [backend for _, backend in going.values()])
 
     def dissolve(self) -> None:
         """This worker leaves its layout: no group of it stays in torch, and megatron's parallel_state stands empty."""
@@ -393,6 +437,7 @@ class Groups:
                 self._forget(full)
             else:
                 forget_group(self._live.pop(full))
+        self.drop_prepared()
         self.release_retired()
         _never_destroyed.extend(self._lost)
         self._sites.clear()
@@ -435,7 +480,10 @@ def forget_all_groups() -> None:
 def forget_group(group: dist.ProcessGroup) -> None:
     """Take one group out of torch's registries. destroy_process_group(WORLD) would take all of them."""
     world = c10d._world
-    for registry in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+    for registry in (
+        world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag,
+        world.pg_coalesce_state,
+    ):  # fmt: skip
         registry.pop(group, None)  # type: ignore[attr-defined]
     for tagged in world.tags_to_pg.values():
         if group in tagged:

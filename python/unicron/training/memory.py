@@ -217,11 +217,16 @@ class StateMemory:
         os.close(self.fd)
         self.fd = fd
 
+    def take_own_memory(self) -> None:
+        """Under an understudy's tensors on the GPU. Raises UnicronError when there is no room; then it is unusable."""
+        if self.pool is not None:
+            self.pool.arena.take_own_memory()
+
     def export(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(descriptors, sizes) of the GPU slabs, for the agent to keep. An understudy gets memory of its own first."""
         if self.pool is None:
             return (), ()
-        self.pool.arena.take_own_memory()
+        self.take_own_memory()
         sizes = tuple(nbytes for _, _, nbytes in self.pool.arena.slabs())
         return tuple(self.pool.arena.export_all()), sizes
 

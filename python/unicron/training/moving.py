@@ -21,13 +21,18 @@ from unicron.healing.record import CommitResult
 from unicron.messages import MoveReady, MoveRoles, cut
 from unicron.runtime.store_client import StoreClient
 from unicron.training.groups import Groups
+from unicron.training.pair import GlooPair, NcclPair
 from unicron.training.store import RendezvousStore
-from unicron.training.watched_group import Helpers, WatchedGroup
+from unicron.training.watched_group import Helpers
 from unicron.types import Rank
 
 HEADER_BYTES = 512
-#: For measurements (bench/bench_moves.py): what is done at the switch, or not at all, instead of beforehand.
-LEFT_OUT = frozenset(os.environ.get("UNICRON_MOVES_WITHOUT", "").split(","))  # groups, warm-up
+
+
+def is_left_out(part: str) -> bool:
+    """Of groups, warm-up, for measurements (bench/bench_moves.py): done at the switch, or not at all, not beforehand.
+    Asked when it matters, because a task's environment comes to a process that has imported this already."""
+    return part in os.environ.get("UNICRON_MOVES_WITHOUT", "").split(",")
 
 
 class MoveOver(RuntimeError):
@@ -55,13 +60,15 @@ class Preparation:
         self.order, self.rank, self.error = order, rank, ""
         self._link, self._groups = link, groups
         self._helpers = Helpers()
-        self._pair: WatchedGroup | None = None
+        self._pair: GlooPair | NcclPair | None = None
+        self._client: StoreClient | None = None
+        self._is_closed = False
         self.taken = (0, 0.0)  # (bytes, ms) of the state that a leaver sent
         self.is_leaver = link.member(order.plan) is None
         self.is_joiner = not self.is_leaver and link.member(order.former) is None
 
     def is_over(self) -> bool:
-        return bool(self._link.monitor.newest_epoch() > self.order.former.epoch)
+        return self._is_closed or bool(self._link.monitor.newest_epoch() > self.order.former.epoch)
 
     def start(self) -> None:
         threading.Thread(target=self.run, name="unicron-move", daemon=True).start()
@@ -73,9 +80,19 @@ class Preparation:
             num_connections = self._connect()
         except Exception as error:
             self.error = cut(f"{type(error).__name__}: {error}")
+        if not self._groups.is_on_gpu:
+            self._close_client()  # torch's NCCL backend keeps the store for threads of its own
+        if self._is_closed:  # meanwhile: whoever closed it could not drop what was not there yet
+            self._groups.drop_prepared(self.order.plan)
+            self.close()
         if not self.is_over():
             seconds = {"prepare": round(time.monotonic() - begun, 4)}
             self.say("prepared", error=self.error, num_connections=num_connections, seconds=seconds)
+
+    def refuse(self, error: str) -> None:
+        """It cannot take part, and says so in the place of what run() says."""
+        self.error = cut(error)
+        self.say("prepared", error=self.error)
 
     def say(self, phase: str, **known: Any) -> None:
         plan = self.order.plan
@@ -84,23 +101,17 @@ class Preparation:
 
     def _connect(self) -> int:
         plan, welcome = self.order.plan, self._link.welcome
-        client = StoreClient(plan.store, plan.store_key, welcome.store_public, welcome.store_secret)
-        try:
-            joiners = "-".join(m.worker for m in plan.members if m.rank in plan.heirs)
-            store = RendezvousStore(client, f"{plan.task}/{plan.epoch}/move/{joiners}/", self.is_over)
-            store.check(["connected"])  # its own socket stands before those of groups are counted
-            count = 0
-            if self.is_leaver or self.is_joiner:
-                group = self._groups.connect(store, f"pair{self.rank}", int(self.is_joiner), 2, self._how())
-                self._pair = WatchedGroup(
-                    group[0], self._helpers, lambda: "shut" if self.is_over() else "whole", self._link.pulse
-                )
-                count += 1
-            if not self.is_leaver and "groups" not in LEFT_OUT:
-                count += self._groups.prepare(plan, store, self._how())
-            return count
-        finally:
-            client.close()
+        client = self._client = StoreClient(plan.store, plan.store_key, welcome.store_public, welcome.store_secret)
+        joiners = "-".join(m.worker for m in plan.members if m.rank in plan.heirs)
+        store = RendezvousStore(client, f"{plan.task}/{plan.epoch}/move/{joiners}/", self.is_over)
+        store.check(["connected"])  # its own socket stands before those of groups are counted
+        count = 0
+        if self.is_leaver or self.is_joiner:
+            self._pair = self._groups.connect_pair(store, int(self.is_joiner), self._how(), self.is_over)
+            count += 1
+        if not self.is_leaver and not is_left_out("groups"):
+            count += self._groups.prepare(plan, store, self._how())
+        return count
 
     def _how(self) -> tuple[Helpers, Callable[[float], None]]:
         def check(_seconds: float) -> None:
@@ -118,40 +129,38 @@ class Preparation:
         record = engine.machine.record
         taken = Taken(record.iteration, engine.transfer.digest(extra), record.gathered, record.commit, record.branch)
         header = _padded(msgspec.msgpack.encode(taken))
-        for piece in (header, *engine.memory.state_pieces(), extra):
-            self._pair.send([piece], 1, 0).wait()
+        self._pair.give([header, *engine.memory.state_pieces(), extra])
 
     def take_state(self, engine: Any) -> Taken:
         """A joiner's: into its arena, which is torn until all is there and is what was sent."""
         assert self._pair is not None
         header = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
-        self._pair.recv([header], 0, 0).wait()
+        self._pair.take([header])
         taken = _first(bytes(header.numpy().tobytes()))
         extra = engine.stepper.extra_tensor()
         pieces, arrives = (*engine.memory.state_pieces(), extra), time.monotonic()
-        for piece in pieces:
-            self._pair.recv([piece], 0, 0).wait()
+        self._pair.take(pieces)
         nbytes = sum(piece.numel() * piece.element_size() for piece in pieces)
         self.taken = nbytes, (time.monotonic() - arrives) * 1000
         if engine.transfer.digest(extra) != taken.digest:
             raise StateSpoiled(f"the state of rank {self.rank} did not arrive as it was sent")
+        self._pair.has_served()
         engine.stepper.load_extra(bytes(extra.numpy().tobytes()))
         engine.ledger.set_branch(taken.branch)
         engine.ledger.end_step(taken.iteration, engine.stepper.extra_state(), gathered=taken.gathered)
         return taken
 
     def close(self) -> None:
-        """Connections that nobody uses any more. Destructors join threads that are on their way out: not here."""
-        pair, self._pair = self._pair, None
-        if pair is not None and pair.lost:
-            _lost.append(pair)
-        elif pair is not None:
-            going = [pair]
-            del pair
-            threading.Thread(target=going.clear, name="unicron-release", daemon=True).start()
+        """Nobody uses any more what is left of it; what is still on its way gives itself up."""
+        self._is_closed = True
+        if self._pair is not None:
+            self._pair.close()
+        self._close_client()
 
-
-_lost: list[WatchedGroup] = []
+    def _close_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
 
 def _padded(data: bytes) -> torch.Tensor:

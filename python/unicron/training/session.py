@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import msgspec
-import torch
 import torch.distributed as dist
 
 from unicron import _core
@@ -40,7 +39,7 @@ from unicron.training.exceptions import describe
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink
 from unicron.training.memory import StateMemory, force_optimizer_state
-from unicron.training.moving import LEFT_OUT, Preparation
+from unicron.training.moving import Preparation, is_left_out
 from unicron.training.overlap import take_over
 from unicron.training.rehearsal import rehearse
 from unicron.training.reshard.atlas import atlas_of
@@ -139,7 +138,7 @@ class Session:
         self._pool: ArenaPool | None = None
         self._birth: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if gpu.has_gpu():
-            self._open_gpu(gpu.device_of(rank, link.plan))
+            self._open_gpu(gpu.take_device(link, rank))
         make_stand_ins(rank, self.layout)
 
     @property
@@ -160,12 +159,11 @@ class Session:
     @property
     def rehearses(self) -> bool:
         """Is this run of the script only to warm its process up? Then nothing it would record is of any iteration."""
-        is_asked = self._link.welcome.warm_up and "warm-up" not in LEFT_OUT
+        is_asked = self._link.welcome.warm_up and not is_left_out("warm-up")
         return bool(is_asked and self._is_waiting and not _Process.is_warm and not gpu.has_gpu())
 
     def _open_gpu(self, device: int) -> None:
         """What the script builds until manage() is born in this GPU's arena; an understudy's has no memory."""
-        torch.cuda.set_device(device)
         self._pool = ArenaPool(device, own_memory=not self._is_waiting)
         self._birth = self._pool.born_here()
         self._birth.__enter__()
@@ -194,9 +192,10 @@ class Session:
         device = None if self._pool is None else self._pool.device
         groups = Groups(self.rank, self.layout, self._link.monitor, self._link.pulse, device)
         if device is not None and self._is_waiting:
-            gpu.warm_up(device)
             groups.warm_up()
-            rehearse(model, optimizer, self.layout, device)
+            if not is_left_out("warm-up"):
+                gpu.warm_up(device)
+                rehearse(model, optimizer, self.layout, device)
         if self.rehearses:
             self._sandbox = Sandbox(self.rank, self.layout, (model, optimizer, scheduler), memory)
             return
