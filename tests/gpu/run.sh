@@ -81,7 +81,7 @@ wheel() { # built with CUDA, it imports where no driver is found
 managed() { # LAYOUT SIZE CASES [OPTION...]
   local layout=$1 size=$2 cases=$3
   shift 3
-  "$PYTHON" tests/gpu/managed.py --layout "$layout" --size "$size" --cases "$cases" --unmanaged \
+  "$PYTHON" tests/gpu/managed.py --layout "$layout" --size "$size" --cases "$cases" \
     --folder results/managed "$@"
 }
 
@@ -118,22 +118,23 @@ step unit 60 "${pytest[@]}" tests/unit/test_native_gpu.py tests/unit/test_arena_
 step kernels 90 "${pytest[@]}" tests/gpu/test_kernels.py
 step faults 60 "${pytest[@]}" tests/gpu/test_faults.py
 step exact 90 "${pytest[@]}" tests/unit/test_exact.py
-table managed_dp2 130 bash -c "managed 1,1,2 small $all_kills --timeout 40"
+table managed_dp2 130 bash -c "managed 1,1,2 small $all_kills --timeout 40 --unmanaged"
 table managed_hangs 120 bash -c "managed 1,1,2 small $hangs --timeout 40"
 table managed_buddy 90 bash -c 'managed 1,1,2 small kill-reduce,node-now --sharded --buddy --iterations 40 --timeout 40'
 step histories 190 bash -c 'trap : TERM; histories 150'
 table moves 150 "$PYTHON" tests/gpu/moves.py --layout 1,1,1 --cases all,no-warm-up --folder results/moves
 table bench_steady 150 env UNICRON_DEMO_SIZE=350m "$PYTHON" bench/gpu/bench_steady.py --seconds 75
 table bench_torchrun 110 "$PYTHON" bench/gpu/bench_torchrun.py --sizes small 350m
-table managed_350m 150 bash -c 'managed 1,1,2 350m kill-compute,kill-reduce,kill-now,illegal-access --timeout 60'
+table managed_350m 150 bash -c \
+  'managed 1,1,2 350m kill-compute,kill-reduce,kill-now,illegal-access --timeout 60 --unmanaged'
 table managed_buddy_every 90 bash -c \
   'managed 1,1,2 small kill-step,node-now --sharded --buddy-every 5 --iterations 60 --timeout 40'
 table bench_steady_buddy 150 env UNICRON_DEMO_SIZE=350m \
   "$PYTHON" bench/gpu/bench_steady.py --seconds 70 --sharded --buddy-every 10 --block 10
 step histories_sharded 190 bash -c 'trap : TERM; histories 150 --distributed'
-table managed_sharded 100 bash -c 'managed 1,1,2 small kill-reduce,kill-step --sharded'
-table managed_tp2 100 bash -c 'managed 2,1,1 small kill-compute,kill-reduce,kill-commit'
-table managed_pp2 100 bash -c 'managed 1,2,1 small kill-compute,kill-reduce,kill-commit'
+table managed_sharded 100 bash -c 'managed 1,1,2 small kill-reduce,kill-step --sharded --unmanaged'
+table managed_tp2 100 bash -c 'managed 2,1,1 small kill-compute,kill-reduce,kill-commit --unmanaged'
+table managed_pp2 100 bash -c 'managed 1,2,1 small kill-compute,kill-reduce,kill-commit --unmanaged'
 step nccl 150 "${pytest[@]}" tests/gpu/test_nccl.py
 step template 60 "${pytest[@]}" tests/gpu/test_gpu_template.py
 table bench_gone 60 "$PYTHON" bench/gpu/bench_gone.py --runs 3
