@@ -161,6 +161,9 @@ def report(sets: dict[str, Set], memory: dict[str, float], arguments: argparse.N
         if name != "A":
             mean, half = ratios(a, each.commit_to_commit)
             facts = {"mean of pairs, % of A": f"{mean:+.3f}", "+- (95 %)": f"{half:.3f}"}
+        if name == "C":
+            mean, half = ratios(sets["B"].commit_to_commit, each.commit_to_commit)
+            facts |= {"of pairs with B, %": f"{mean:+.3f}", "so +- (95 %)": f"{half:.3f}"}
         if name in memory:
             facts["GPU MiB a rank"] = f"{memory[name]:.0f}"
         if f"{name} understudy" in memory:
