@@ -24,7 +24,7 @@ from unicron.demo import compare, results, scenarios
 from unicron.demo.progress import Progress, describe
 from unicron.demo.scenarios import Scenario
 from unicron.demo.variant import PLAIN, Variant
-from unicron.demo.watch import OVER, TIMEOUT_S, Cluster, Seen, Watch, WatchProblem
+from unicron.demo.watch import OVER, Cluster, Seen, Watch, WatchProblem
 from unicron.types import Layout
 
 MICRO_BATCH = 2  # samples
@@ -63,7 +63,7 @@ class Options:
     measure_unmanaged: bool = True
     keep: bool = False  # gradients and weights of the runs
     variant: Variant = PLAIN
-    timeout_s: float = TIMEOUT_S  # of a run, beside its iterations
+    timeout_s: float | None = None  # of a run, beside its iterations; None: the watch's own
 
 
 @dataclass
