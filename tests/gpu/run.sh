@@ -109,7 +109,7 @@ table bench_exact 40 "$PYTHON" bench/gpu/bench_exact.py
 table managed_sharded 100 bash -c 'managed 1,1,2 small kill-reduce,kill-step --sharded'
 table managed_tp2 100 bash -c 'managed 2,1,1 small kill-compute,kill-reduce,kill-commit'
 table managed_pp2 100 bash -c 'managed 1,2,1 small kill-compute,kill-reduce,kill-commit'
-table moves 150 "$PYTHON" tests/gpu/moves.py --layout 1,1,1 --cases all,no-warm-up --folder results/moves
+table moves 240 "$PYTHON" tests/gpu/moves.py --layout 1,1,1 --cases all,no-warm-up --folder results/moves
 table managed_350m 200 bash -c 'managed 1,1,2 350m kill-compute,kill-reduce,kill-step'
 step doctor 30 "$PYTHON" -m unicron.cli doctor
 step wheel 120 bash -c wheel
