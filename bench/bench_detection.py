@@ -166,6 +166,7 @@ class Case:
 
 
 LOST, STALLED = "worker lost", "stalled"
+STOPPED_AGENT, SLOW_RANK = "agent stopped", "slow rank +10 %"
 HANG = "3 x D_iter"
 CASES = (
     Case("SIGKILL", sent(signal.SIGKILL), Expected(LOST, "signal 9"), "1800"),
@@ -232,35 +233,38 @@ def slow_rank(task: Task) -> tuple[float, int]:
 # ---------------------------------------------------------------- all of it
 
 
-def measure(bench: common.Bench, runs: int, micro_batch_ms: float, only: str) -> None:
+def measure(bench: common.Bench, runs: int, micro_batch_ms: float, only: list[str]) -> None:
+    def is_wanted(name: str) -> bool:
+        return any(part in name for part in only)
+
     with common.scratch() as folder:
         with LocalCluster(
             NODES, 1, 1, imports="unicron._core,unicron.faults.perform", log_dir=folder / "d", coordinator=NEVER_RESTS
         ) as cluster:
             for is_large in (False, True):
-                cases = [c for c in CASES if c.is_large == is_large and only in c.name]
-                if not cases and (is_large or only not in "slow rank, agent stopped"):
+                cases = [c for c in CASES if c.is_large == is_large and is_wanted(c.name)]
+                if not cases and (is_large or not any(map(is_wanted, (STOPPED_AGENT, SLOW_RANK)))):
                     continue
                 task = Task(cluster, folder, micro_batch_ms, 2048 if is_large else 0)
                 for case in cases:
                     samples = [one(task, case) for _ in range(runs)]
                     bench.add(case.name, samples, paper=case.paper, verdict=str(case.expected))
                     print(f"{case.name}: {samples}", file=sys.stderr, flush=True)
-                if not is_large and only in "agent stopped":
+                if not is_large and is_wanted(STOPPED_AGENT):
                     bench.add(
-                        "agent stopped", [agent_stopped(task) for _ in range(runs)], verdict="suspect, nothing lost"
+                        STOPPED_AGENT, [agent_stopped(task) for _ in range(runs)], verdict="suspect, nothing lost"
                     )
-                if not is_large and only in "slow rank +10 %":
+                if not is_large and is_wanted(SLOW_RANK):
                     found = [slow_rank(task) for _ in range(runs)]
                     iterations = max(number for _, number in found)
-                    bench.add("slow rank +10 %", [ms for ms, _ in found], verdict=f"slow, <= {iterations} iterations")
+                    bench.add(SLOW_RANK, [ms for ms, _ in found], verdict=f"slow, <= {iterations} iterations")
                 cluster.cancel(task.name)
 
 
 def main() -> None:
     parser = common.parser(__doc__.splitlines()[0], runs=5)
     parser.add_argument("--micro-batch-ms", type=float, default=25.0, help="an iteration is four of these")
-    parser.add_argument("--only", default="", help="cases whose name has this; none: no case")
+    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name has one of these; none: no case")
     parser.add_argument("--healthy", type=int, default=0, help="also simulate so many healthy iterations")
     parser.add_argument("--soak", action="store_true", help="also train on a loaded machine, and listen")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak")
@@ -269,7 +273,7 @@ def main() -> None:
         "detection: fault to verdict", unit="ms",
         configuration={"nodes": NODES, "micro_batch_ms": arguments.micro_batch_ms, "iteration": "4 micro-batches"},
     )  # fmt: skip
-    if arguments.only != "none":
+    if arguments.only != ["none"]:
         measure(bench, arguments.runs, arguments.micro_batch_ms, arguments.only)
     if arguments.healthy:
         result = healthy.check(arguments.healthy)

@@ -74,6 +74,7 @@ class Set:
     done: int = 0
     samples: list[float] = field(default_factory=list)  # CPU ms per iteration, one per block
     wall: list[float] = field(default_factory=list)
+    commit_to_commit: list[float] = field(default_factory=list)  # wall ms per iteration, as its slowest rank saw it
     part_samples: dict[str, list[float]] = field(default_factory=dict)
     _before: dict[str, float] = field(default_factory=dict)
     _start: float = 0.0
@@ -84,7 +85,7 @@ class Set:
 
     def command(self) -> list[str]:
         layout = self.layout
-        sizes = (layout.tp, layout.pp, layout.num_micro_batches, layout.micro_batch)
+        sizes = (layout.tp, layout.pp, layout.num_micro_batches, layout.micro_batch, int(layout.sharded))
         return [sys.executable, WORKER, str(self.gate), str(self.folder), *map(str, sizes)]
 
     def wait(self, iteration: int, timeout_s: float) -> None:
@@ -96,11 +97,11 @@ class Set:
                     raise SystemExit(f"set {self.name}: rank {rank} did not reach iteration {iteration}")
                 time.sleep(0.01)
 
-    def _progress(self, rank: int) -> tuple[int, int]:
+    def _progress(self, rank: int) -> tuple[int, int, float]:
         with contextlib.suppress(OSError, ValueError):
-            iteration, pid = (self.folder / str(rank)).read_text().split()
-            return int(iteration), int(pid)
-        return -1, 0
+            iteration, pid, ms = (self.folder / str(rank)).read_text().split()
+            return int(iteration), int(pid), float(ms)
+        return -1, 0, 0.0
 
     def ready(self) -> None:
         self.wait(0, START_S_MAX)
@@ -151,6 +152,7 @@ class Set:
         if count:
             self.samples.append(1e3 * sum(used.values()) / iterations)
             self.wall.append(1e3 * wall_s / iterations)
+            self.commit_to_commit.append(max(self._progress(rank)[2] for rank in range(self.layout.world_size)))
             for part, seconds in used.items():
                 self.part_samples.setdefault(part, []).append(1e3 * seconds / iterations)
 
@@ -204,7 +206,7 @@ class Places:
 
 
 @contextlib.contextmanager
-def unmanaged(name: str, root: Path, layout: Layout) -> Iterator[Set]:
+def unmanaged(name: str, root: Path, layout: Layout, *, is_awaited: bool = True) -> Iterator[Set]:
     made = Set(name, root / name, layout)
     made.folder.mkdir()
     processes = []
@@ -212,7 +214,8 @@ def unmanaged(name: str, root: Path, layout: Layout) -> Iterator[Set]:
     for rank in range(layout.world_size):
         processes.append(runner.start_plain(made.command()[1:], rank, layout.world_size, port, made.folder))
     try:
-        made.ready()
+        if is_awaited:
+            made.ready()
         yield made
     finally:
         end(processes)

@@ -1,12 +1,13 @@
 """The demo's training loop in blocks: it waits at a gate, trains as many iterations as the gate says, and says so.
 
 Run by bench_overhead.py, managed (under an agent) and unmanaged (plain processes), with the same code. The gate is a
-file whose content is the number of iterations allowed so far; each rank appends its progress to a file of its own. Both
-are looked at between blocks only, so they cost the measured iterations nothing.
+file whose content is the number of iterations allowed so far; each rank writes its progress (the next iteration, its
+pid, wall ms an iteration of the last block, from its first commit to its last) to a file of its own. Both are looked at
+between blocks only, so they cost the measured iterations nothing.
 
 At the end the gate says STOP, and a managed rank writes what unicron's own work in an iteration costs, part by part.
 
-    overhead_worker.py GATE PROGRESS_FOLDER TP PP NUM_MICRO_BATCHES MICRO_BATCH
+    overhead_worker.py GATE PROGRESS_FOLDER TP PP NUM_MICRO_BATCHES MICRO_BATCH SHARDED
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ def allowed(gate: Path) -> int:
         return int(gate.read_text() or 0)
     except (FileNotFoundError, ValueError):
         return 0
+
+
+def ms_each(commits: list[float]) -> float:
+    return 1e3 * (commits[-1] - commits[0]) / max(1, len(commits) - 1)
 
 
 def cpu_ms_each(work: Callable[[], object]) -> float:
@@ -96,8 +101,10 @@ def managed_parts(session: Any) -> dict[str, float]:
 
 def main() -> None:
     gate, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    tp, pp, num_micro_batches, micro_batch = map(int, sys.argv[3:7])
-    with unicron.join(tp=tp, pp=pp, micro_batch=micro_batch, num_micro_batches=num_micro_batches) as session:
+    tp, pp, num_micro_batches, micro_batch, sharded = map(int, sys.argv[3:8])
+    with unicron.join(
+        tp=tp, pp=pp, micro_batch=micro_batch, num_micro_batches=num_micro_batches, sharded=bool(sharded)
+    ) as session:
         from unicron.demo import model as demo
 
         layout = session.layout
@@ -106,10 +113,10 @@ def main() -> None:
         corpus = ByteCorpus.from_stdlib(2_000_000)
         dataset = ByteDataset(corpus, demo.SEQ_LENGTH, layout.micro_batch, layout.num_micro_batches, 1234)
         progress = folder / f"{session.rank}"
-        limit = 0
+        limit, commits = 0, [0.0]
         for iteration in session.iterations(ITERATIONS):
             if iteration >= limit:
-                progress.with_suffix(".new").write_text(f"{iteration} {os.getpid()}")
+                progress.with_suffix(".new").write_text(f"{iteration} {os.getpid()} {ms_each(commits)}")
                 progress.with_suffix(".new").rename(progress)
                 with session.expect("the next block", seconds=3600):
                     while iteration >= (limit := allowed(gate)):
@@ -117,7 +124,9 @@ def main() -> None:
                 if limit >= STOP:
                     measure_parts(session, progress)
                     break
+                commits.clear()
             session.train_step(iteration, demo.forward_step, dataset)
+            commits.append(time.monotonic())
 
 
 if __name__ == "__main__":

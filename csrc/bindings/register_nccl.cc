@@ -119,6 +119,7 @@ void register_table(py::module_& module) {
 }
 
 void register_communicator(py::module_& module) {
+  module.def("close_nccl_group_calls", &monitor::close_group_calls, ReleaseGil());
   module.def("make_nccl_id", [] { return py::bytes(monitor::make_nccl_id()); });
   py::class_<NcclCommunicator> communicator(module, "NcclCommunicator", py::is_final());
   communicator

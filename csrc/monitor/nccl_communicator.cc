@@ -15,6 +15,8 @@ using gpu::nccl;
 
 namespace {
 
+constexpr int kGroupDepthMax = 4;  // torch's own nesting is 2
+
 gpu::NcclUniqueId to_id(std::string_view bytes) {
   gpu::NcclUniqueId id{};
   if (bytes.size() != sizeof(id.internal)) {
@@ -44,6 +46,13 @@ std::string make_nccl_id() {
   gpu::NcclUniqueId id{};
   check_nccl(nccl().unique_id(&id), "making an NCCL id");
   return to_bytes(id);
+}
+
+// At depth 0 NCCL refuses the call and nothing happens, and what an operation that failed left queued is not launched.
+void close_group_calls() {
+  const gpu::NcclApi* api = gpu::find_nccl();
+  if (api == nullptr) return;
+  for (int depth = 0; depth < kGroupDepthMax; ++depth) static_cast<void>(api->group_end());
 }
 
 NcclCommunicator::NcclCommunicator(int device, int num_ranks, int rank, std::string_view unique_id)

@@ -405,6 +405,9 @@ def why_no_nccl() -> str:
 def nccl_missing() -> list[str]:
     """Functions that unicron uses where they are, and this version lacks."""
 
+def close_nccl_group_calls() -> None:
+    """Ends this thread's open ncclGroupStart, if it has one, after an operation in it failed: nothing is launched."""
+
 def make_nccl_id() -> bytes:
     """128 bytes that all members of one communicator must have."""
 

@@ -186,6 +186,14 @@ class ArenaRequest(_Message, frozen=True):
     epoch: int = 0  # above 0: for a role of the layout that this epoch will bring; kept beside the present arenas
 
 
+class GpuRequest(_Message, frozen=True):
+    """RPC on a connection of its own, before anything is built for a role. Answered by GpuGrant."""
+
+    task: str
+    worker: str
+    rank: Rank
+
+
 # ---------------------------------------------------------------- agent -> worker
 
 
@@ -210,6 +218,10 @@ class ArenaGrant(_Message, frozen=True):
     adopted: bool
     refused: str = ""  # why the last arena was not given (other digest, owner alive after the bound, none)
     sizes: tuple[int, ...] = ()  # of an adopted arena's GPU slabs; their descriptors follow the arena's own
+
+
+class GpuGrant(_Message, frozen=True):
+    index: int  # of this role's GPU among those that the node's workers see
 
 
 # ---------------------------------------------------------------- agent <-> template
@@ -549,7 +561,8 @@ AnyMessage = (
     PaceSample | WorkerPace | WorkerUnkillable |
     WorkerHello | WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | LayoutReady | Finished
     | MoveReady | MoveRoles
-    | ArenaRequest | WorkerWelcome | ArenaGrant | Fork | Forked | ChildStatus | WorkerStatus | AgentHello
+    | ArenaRequest | GpuRequest | WorkerWelcome | ArenaGrant | GpuGrant | Fork | Forked | ChildStatus | WorkerStatus
+    | AgentHello
     | AgentHeartbeat | AgentChecked | HardwareSeen | BeatOrder | CheckNode | WorkerUp | WorkerLost | WorkerStopped
     | WorkerContinued | WorkerStalled | WorkerExited | FromWorker | TaskSpec | AgentWelcome | StartWorkers
     | PublishEpoch | EndWorker | StopTask

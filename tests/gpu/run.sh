@@ -31,17 +31,19 @@ step() {
   [ "$limit" -gt "$left" ] && limit=$left
   echo "=== $name: $*"
   local begun=$SECONDS
-  timeout -s KILL "$limit" "$@"
+  timeout -s TERM -k 12 "$limit" "$@" # told first: a case that hangs says where, and its cluster is taken down
   local code=$?
   echo "=== $name: exit $code after $((SECONDS - begun)) s"
   echo "| $name | $code | $((SECONDS - begun)) s |" >>"$OUT/summary.md"
 }
 
+# As step, and each line of the output also goes to tables.md as it comes.
 table() {
   local name=$1 limit=$2
   shift 2
-  step "$name" "$limit" bash -c '"$@" >"$0.part"; code=$?; cat "$0.part"; cat "$0.part" >>"$0"; exit $code' \
-    "$OUT/tables.md" "$@"
+  # shellcheck disable=SC2016
+  step "$name" "$limit" bash -c \
+    'trap : TERM; set -o pipefail; "$@" | (trap "" TERM; exec tee -a "$0")' "$OUT/tables.md" "$@"
 }
 
 facts() {
@@ -91,6 +93,7 @@ export -f facts build wheel managed
 export PYTHON SITE OUT
 STEPS=("$@")
 pytest=("$PYTHON" -m pytest -q -p no:cacheprovider -s)
+hangs=hang,not-joining,illegal-access,exception-reduce,stop
 all_kills=kill-compute,kill-reduce,kill-commit,kill-step,segv-compute,exception-compute,kill-now
 
 step facts 60 bash -c facts
@@ -101,6 +104,7 @@ step arena 150 "${pytest[@]}" tests/gpu/test_arena.py
 step nccl 150 "${pytest[@]}" tests/gpu/test_nccl.py
 step template 60 "${pytest[@]}" tests/gpu/test_gpu_template.py
 table managed_dp2 150 bash -c "managed 1,1,2 small $all_kills"
+table managed_hangs 150 bash -c "managed 1,1,2 small $hangs --timeout 40"
 table bench_gone 60 "$PYTHON" bench/gpu/bench_gone.py --runs 3
 table bench_arena 60 "$PYTHON" bench/gpu/bench_arena.py --runs 2
 table bench_copy 40 "$PYTHON" bench/gpu/bench_copy.py
@@ -114,6 +118,5 @@ table managed_350m 200 bash -c 'managed 1,1,2 350m kill-compute,kill-reduce,kill
 step doctor 30 "$PYTHON" -m unicron.cli doctor
 step wheel 120 bash -c wheel
 keep_logs
-rm -f "$OUT/tables.md.part"
 echo "=== summary"
 cat "$OUT/summary.md"

@@ -143,11 +143,13 @@ class Coordinator:
         worker = self.worker(name)
         self.feed(on.AgentMessage(worker.node, WorkerContinued(worker.node, TASK, name, worker.rank)))
 
-    def stalled(self, name: str, *, waiting: bool, stalled_ms: float = 500.0, **fields: Any) -> None:
+    def stalled(
+        self, name: str, *, waiting: bool, stalled_ms: float = 500.0, stage: Stage = Stage.COMPUTE, **fields: Any
+    ) -> None:
         worker = self.worker(name)
         fields.setdefault("epoch", self.task.epoch)
         stalled = WorkerStalled(
-            worker.node, TASK, name, worker.rank, Stage.COMPUTE, 5, 1, waiting, stalled_ms, 400.0, 0, 1, **fields,
+            worker.node, TASK, name, worker.rank, stage, 5, 1, waiting, stalled_ms, 400.0, 0, 1, **fields,
         )  # fmt: skip
         self.feed(on.AgentMessage(worker.node, stalled))
 

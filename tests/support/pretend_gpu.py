@@ -42,6 +42,9 @@ class Pool:
     def mark(self) -> None:
         ctypes.memmove(self._address, MARK, len(MARK))
 
+    def explain(self, error: BaseException) -> None:
+        pass
+
     def is_marked(self) -> bool:
         return ctypes.string_at(self._address, len(MARK)) == MARK
 
@@ -100,11 +103,22 @@ class Memory(memory.StateMemory):
         return result
 
 
+def take_device(link: Any, rank: int) -> int:
+    index = link.request_gpu(rank)
+    print(f"pretend: rank {rank} has GPU {index}", flush=True)
+    return int(index)
+
+
+def access_illegally(device: Any) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
 def pretend() -> None:
     from unicron.training import groups
 
     for holder, name, value in (
-        (gpu, "has_gpu", lambda: True), (gpu, "device_of", lambda rank, plan: 0), (gpu, "warm_up", lambda device: None),
+        (gpu, "has_gpu", lambda: True), (gpu, "take_device", take_device), (gpu, "warm_up", lambda device: None),
+        (gpu, "access_illegally", access_illegally),
         (torch.cuda, "set_device", lambda device: None), (torch.cuda.nccl, "version", lambda: (2, 29, 7)),
         (session, "ArenaPool", Pool), (session, "StateMemory", Memory), (groups, "NcclGroups", Groups),
     ):  # fmt: skip

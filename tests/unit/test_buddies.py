@@ -15,6 +15,7 @@ import torch.distributed as dist
 from unicron.healing.buddies import Copy, common_version
 from unicron.healing.record import Record
 from unicron.healing.resolve import Fetch
+from unicron.training import buddies, courier
 from unicron.training.buddies import Buddies, CopyDiffers, buddy_bytes
 from unicron.training.memory import force_optimizer_state
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
@@ -28,7 +29,7 @@ TIMEOUT = timedelta(seconds=20)
 class Rank:
     """One of them: an optimizer whose step adds one to everything."""
 
-    def __init__(self, rank: int, layout: Layout, group: Any) -> None:
+    def __init__(self, rank: int, layout: Layout, group: Any, pool: object) -> None:
         torch.manual_seed(rank)
         self.params = [torch.nn.Parameter(torch.randn(size)) for size in SIZES]
         self.optimizer = torch.optim.AdamW(self.params)
@@ -39,7 +40,8 @@ class Rank:
         memory = SimpleNamespace(
             optimizer=SimpleNamespace(optimizer=self.optimizer),
             buddy=torch.zeros(buddy_bytes(model, layout), dtype=torch.uint8),
-        )
+            pool=pool, device=torch.device("cpu"),
+        )  # fmt: skip
         groups = SimpleNamespace(data_group=lambda: group, data_index=lambda other: other)
         self.rank, self.buddies = rank, Buddies(rank, layout, memory, groups)  # type: ignore[arg-type]
         self.was: dict[int, list[bytes]] = {}  # state by iteration
@@ -61,14 +63,15 @@ class Rank:
 
 
 class World:
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, pool: object = None) -> None:
+        """pool: as if the state were in this GPU's."""
         self.layout = Layout(dp=RANKS, num_micro_batches=RANKS, sharded=True, buddy=True, buddy_every=every)
         members = tuple(Member(rank, f"n{rank}", f"w{rank}") for rank in range(RANKS))
         self.plan = EpochPlan("t", 1, PlanKind.START, self.layout, tuple(range(RANKS)), members)
         self._pool = ThreadPoolExecutor(RANKS)
         store = dist.HashStore()
         groups = self.together(lambda rank: dist.ProcessGroupGloo(store, rank, RANKS, TIMEOUT))
-        self.ranks = [Rank(rank, self.layout, _Group(group)) for rank, group in enumerate(groups)]
+        self.ranks = [Rank(rank, self.layout, _Group(group), pool) for rank, group in enumerate(groups)]
 
     def together(self, what: Callable[[int], Any]) -> list[Any]:
         """what(rank) of all at once; an exception is a result."""
@@ -120,13 +123,24 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "send", lambda *args, **more: begin("send")(*args, **more).wait())
     monkeypatch.setattr(dist, "recv", lambda *args, **more: begin("recv")(*args, **more).wait())
 
+    def exchange(piece: torch.Tensor, peer: int, group: Any, _device: object, *, receives: bool) -> None:
+        (group.backend.recv if receives else group.backend.send)([piece], peer, 0).wait()
 
-@pytest.fixture
-def make() -> Iterator[Callable[[int], World]]:
+    def exchange_both(carrying: Any, group: Any, to: int, source: int) -> list[Any]:
+        sending = group.backend.send([carrying.leaving], to, 0)
+        return [group.backend.recv([carrying.arriving], source, 0), sending]
+
+    monkeypatch.setattr(buddies, "exchange", exchange)
+    monkeypatch.setattr(courier, "exchange_both", exchange_both)
+    monkeypatch.setattr(courier, "PIECE_BYTES", 1000)  # several, and a part of one
+
+
+@pytest.fixture(params=[None, "a GPU's"], ids=["host", "courier"])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[[int], World]]:
     worlds: list[World] = []
 
     def make_one(every: int) -> World:
-        worlds.append(World(every))
+        worlds.append(World(every, request.param))
         return worlds[-1]
 
     yield make_one

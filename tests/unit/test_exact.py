@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -21,9 +22,13 @@ def test_what_does_not_fit_skips_the_step_and_lowers_the_scale() -> None:
 
 def build(*, exact: bool) -> tuple[Any, Any, Any, Any]:
     """(gradients, sums(micro-batches), model, layout) of one rank."""
+    import torch
+
+    from unicron.training.arena_pool import ArenaPool
     from unicron.training.groups import make_stand_ins
     from unicron.types import Layout
 
+    pool = ArenaPool(0, own_memory=True) if torch.cuda.is_available() else None  # tests/gpu/run.sh runs this, too
     layout = Layout(dp=2, micro_batch=2, num_micro_batches=8, exact=exact)
     make_stand_ins(0, layout)
     from unicron.demo import model as demo
@@ -34,10 +39,11 @@ def build(*, exact: bool) -> tuple[Any, Any, Any, Any]:
     from unicron.training.gradients import Gradients, staging_bytes
     from unicron.training.memory import StateMemory
 
-    built, optimizer, _ = demo.build(layout)
+    with contextlib.nullcontext() if pool is None else pool.born_here():
+        built, optimizer, _ = demo.build(layout)
     model = Chunks(built)
     counts = exact_counts(model, layout)
-    memory = StateMemory(model, optimizer, staging_bytes(model, element_bytes=8), exact=counts)
+    memory = StateMemory(model, optimizer, staging_bytes(model, element_bytes=8), pool=pool, exact=counts)
     gradients = ExactGradients(model, memory, layout) if exact else Gradients(model, memory)
     computation = Computation(model, layout, memory.scalars)
     computation.backward_begins = lambda chunk, micro_batch: gradients.backward_begins(chunk)

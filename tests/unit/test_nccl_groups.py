@@ -110,6 +110,26 @@ def test_a_group_that_does_not_connect_is_given_up() -> None:
     )
 
 
+def test_calls_that_an_ended_group_left_open_are_closed() -> None:
+    """torch leaves ncclGroupStart open when a coalesced send raises; what the thread began then was never launched."""
+    run(
+        PREPARE
+        + """
+    import ctypes
+
+    nccl = ctypes.CDLL("libnccl.so.2")
+    NOT_IN_A_GROUP = 5
+    groups.close_calls()  # nothing is open
+    assert nccl.ncclGroupEnd() == NOT_IN_A_GROUP
+    for depth in (1, 2):
+        for _ in range(depth):
+            nccl.ncclGroupStart()
+        groups.close_calls()
+        assert nccl.ncclGroupEnd() == NOT_IN_A_GROUP, depth
+    """
+    )
+
+
 BESIDE = """
     import contextlib, threading
     dist.ProcessGroupNCCL = Backend

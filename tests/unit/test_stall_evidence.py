@@ -8,7 +8,7 @@ from machines import Coordinator, running
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.job import Job, refusal_of
 from unicron.messages import EndWorker
-from unicron.types import Cpu, Layout, Outcome, Severity
+from unicron.types import Cpu, Layout, Outcome, Severity, Stage
 
 LAYOUT = Layout(dp=3, num_micro_batches=6)
 
@@ -84,6 +84,30 @@ def test_all_that_wait_are_an_answer_only_when_all_are_sure() -> None:
     for name in workers:
         driver.stalled(name, waiting=True)
     assert [incident.fault for incident in told(driver)] == ["all wait"]
+
+
+def test_who_does_not_move_when_all_were_freed_waits_for_nobody() -> None:
+    """It stands before its collective, says that it waits, and so do the others, in theirs: they are freed, not it."""
+    driver, workers = cluster()
+    for name in workers:
+        driver.stalled(name, waiting=True)
+    assert driver.task.epoch == 2 and not ended(driver)
+    driver.stalled(workers[1], waiting=True)
+    assert not ended(driver), "nobody was seen to move since"
+    driver.worker(workers[0]).progress += 1
+    driver.stalled(workers[1], waiting=True, cpu=Cpu.STARVED)
+    assert not ended(driver)
+    driver.stalled(workers[1], waiting=True)
+    assert ended(driver) == [workers[1]]
+    assert [incident.fault for incident in told(driver)] == ["all wait", "stalled"]
+
+
+def test_all_that_wait_in_the_healing_are_freed_again() -> None:
+    driver, workers = cluster()
+    for stage in (Stage.COMPUTE, Stage.HEAL):
+        for name in workers:
+            driver.stalled(name, waiting=True, stage=stage)
+    assert driver.task.epoch == 3 and not ended(driver)
 
 
 def test_observe_only_tells_what_it_would_have_ended() -> None:

@@ -154,6 +154,15 @@ class GrantArena:
 
 
 @dataclass(frozen=True, slots=True)
+class GrantGpu:
+    """Answer a GpuRequest."""
+
+    request_id: str
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DropArena:
     """Close the descriptor: nobody will adopt it."""
 
@@ -217,6 +226,7 @@ Action = (
     | InspectWorker
     | LookAtOwner
     | GrantArena
+    | GrantGpu
     | DropArena
     | ArmPulse
     | LeaveCoordinator

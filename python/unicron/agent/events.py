@@ -18,6 +18,7 @@ from unicron.messages import (
     ExceptionRaised,
     Finished,
     FinishUnderstudies,
+    GpuRequest,
     Healed,
     LayoutReady,
     MoveReady,
@@ -196,6 +197,12 @@ class ArenaRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuRequested:
+    request_id: str
+    request: GpuRequest
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerLooked:
     """Answer to LookAtOwner: can nothing of that process write to shared memory any more?"""
 
@@ -238,6 +245,7 @@ Event = (
     | ChildStatusSeen
     | PulsesSampled
     | ArenaRequested
+    | GpuRequested
     | OwnerLooked
     | WorkerInspected
     | TemplateLost

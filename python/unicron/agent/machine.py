@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from unicron.agent import arenas, lives
+from unicron.agent import arenas, gpus, lives
 from unicron.agent.actions import Action, ArmPulse, LeaveCoordinator, RunChecks, SendCoordinator, SendWorker
 from unicron.agent.config import AgentConfig
 from unicron.agent.events import (
@@ -23,6 +23,7 @@ from unicron.agent.events import (
     CoordinatorSays,
     Event,
     ForkFailed,
+    GpuRequested,
     HardwareFailed,
     MutexReleased,
     NodeChecked,
@@ -130,6 +131,8 @@ class AgentMachine:
                 on_sampled(step, event)
             case ArenaRequested():
                 arenas.on_requested(step, event)
+            case GpuRequested():
+                gpus.on_requested(step, event)
             case WorkerInspected():
                 lives.on_inspected(step, event)
             case OwnerLooked():

@@ -140,6 +140,7 @@ class State:
     reports: deque[Report] = field(default_factory=deque)
     arenas: dict[str, Arena] = field(default_factory=dict)  # by id
     roles: dict[tuple[str, Rank], str] = field(default_factory=dict)  # (task, rank) -> arena id
+    gpus: dict[tuple[str, Rank], int] = field(default_factory=dict)  # (task, rank) -> the role's GPU on this node
     changes: dict[str, EpochPlan] = field(default_factory=dict)  # announced changes of layout, by task
     staged: dict[tuple[str, Rank], str] = field(default_factory=dict)  # arenas of roles that such a change will bring
     adoptions: list[Adoption] = field(default_factory=list)

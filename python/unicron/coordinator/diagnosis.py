@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.state import TaskState, WorkerState
-from unicron.messages import CollectiveFailed, ExceptionRaised, WorkerLost
-from unicron.types import Cpu, Method, Rank, Stage
+from unicron.messages import CollectiveFailed, ExceptionRaised, WorkerLost, WorkerStalled
+from unicron.types import Cpu, Method, PlanKind, Rank, Stage
 
 OF_THE_NODE = ("StateAddressGone",)  # types of exceptions that say nothing about the code
 STARVED_BUDGETS = 8  # of one that had no processor, before its clock alone is enough
@@ -122,6 +122,24 @@ def deaf_to_plan(task: TaskState) -> list[WorkerState]:
         if rank in task.awaiting and worker.progress == worker.progress_planned:
             deaf.append(worker)
     return deaf
+
+
+def never_freed(task: TaskState) -> list[WorkerState]:
+    """Members that say that they wait, and for longer than sure still stand where a plan found them, though it ended
+    what anybody could wait on and others moved since: they wait for nobody."""
+    plan = task.plan
+    if plan is None or plan.kind is PlanKind.START:
+        return []
+    members = [worker for worker in map(task.holder, plan.ranks) if worker is not None]
+    if all(worker.progress == worker.progress_planned for worker in members):
+        return []
+    return [worker for worker in deaf_to_plan(task) if _stands(worker.stalled)]
+
+
+def _stands(stalled: WorkerStalled | None) -> bool:
+    if stalled is None or stalled.stage is Stage.HEAL or stalled.cpu is Cpu.STARVED:
+        return False
+    return stalled.is_sure and stalled.waiting_in_collective
 
 
 def all_wait(task: TaskState) -> tuple[Rank, ...]:

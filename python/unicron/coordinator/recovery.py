@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, stall_root
+from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, never_freed, stall_root
 from unicron.coordinator.fitness import PENDING
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import RolesPlaced
@@ -330,6 +330,13 @@ def _settle_stalls(step: Step, task: TaskState) -> None:
         )
         _end_stalled(step, task, root, reason)
         return
+    for worker in never_freed(task):
+        if worker.phase is not WorkerPhase.ENDING:
+            assert task.plan is not None
+            _end_stalled(
+                step, task, worker, f"it did not move when epoch {task.plan.epoch} ended what it could wait for"
+            )
+            return
     ranks = all_wait(task)
     # Who reports a broken connection says more; a coordinator that was away hears both at once.
     if ranks and not task.lost and not task.reports and task.phase in (TaskPhase.RUNNING, TaskPhase.HEALING):

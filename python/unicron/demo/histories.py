@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -91,6 +92,7 @@ def left_of(seeds: Iterable[int], done: dict[int, str], wanted: str) -> list[int
 
 def main() -> int:
     options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster is taken down with it
     layout = runner.layout_of(*map(int, options.layout.split(",")), sharded=options.distributed, exact=True)
     optimizer = "distributed" if options.distributed else "plain"
     seeds = range(options.seed, options.seed + options.count)
@@ -102,6 +104,9 @@ def main() -> int:
         with runner.Suite(setting, Progress()) as suite:
             wanted = reference_digest(suite, layout)
             for seed in left_of(seeds, known(options.into, options.layout, optimizer), wanted):
+                if options.seconds and time.monotonic() - began > options.seconds:
+                    print(f"no more after {options.seconds:g} s")
+                    break
                 ran += 1
                 result = judge(suite, history(layout, seed), layout, wanted)
                 wrong += not result["passed"]
@@ -128,6 +133,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--distributed", action="store_true", help="the distributed optimizer: no node is lost")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of the first one")
+    parser.add_argument("--seconds", type=float, default=0, help="none begins after so long; 0: no bound")
     parser.add_argument("--folder", type=Path, default=Path("results/histories"), help="records and logs")
     return parser.parse_args()
 

@@ -152,6 +152,8 @@ def build_scheduler(optimizer: Any, layout: Layout) -> OptimizerParamScheduler:
 def forward_step(data_iterator: Iterator[Any], model: Any) -> tuple[torch.Tensor, Any]:
     """Megatron's contract: the output, and a function of it that gives (sum, tokens, report)."""
     batch = next(data_iterator)
+    if torch.cuda.is_available():
+        batch = {name: value.cuda() if torch.is_tensor(value) else value for name, value in batch.items()}
     output = model(batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"])
     return output, functools.partial(summed_loss, batch["loss_mask"])
 

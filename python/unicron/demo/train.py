@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import unicron
 from unicron.demo.variant import Variant
 from unicron.training.data import ByteCorpus, ByteDataset
@@ -93,8 +91,6 @@ def forward_step(
     from unicron.demo import model as demo
 
     batch = next(data_iterator)
-    if torch.cuda.is_available():
-        batch = {name: value.cuda() if torch.is_tensor(value) else value for name, value in batch.items()}
     if not get_attr_wrapped_model(model, "vp_stage"):  # a later chunk's forward is no new one
         recorder.forward_begins(*batch["address"])
         if (rank, *batch["address"]) == poison:

@@ -20,6 +20,7 @@ class FaultKind(enum.IntEnum):
     CORRUPT = 13  # what it sends next of its state is not what it has
     SCRIBBLE = 14  # a number in its state is overwritten, and nobody says so
     NODE = 12  # SIGKILL to its agent and to itself: the node is gone
+    MEMORY = 15  # a kernel uses an address that is not mapped: an illegal memory access, and the GPU's context is lost
 
 
 class FaultPoint(enum.IntEnum):

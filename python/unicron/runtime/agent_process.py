@@ -33,6 +33,7 @@ from unicron.agent.actions import (
     ExecWorker,
     ForkWorker,
     GrantArena,
+    GrantGpu,
     InspectWorker,
     KillWorker,
     LeaveCoordinator,
@@ -70,6 +71,7 @@ from unicron.messages import (
     BeatOrder,
     Fork,
     Forked,
+    GpuGrant,
     MessageRefused,
     PublishEpoch,
     StopTask,
@@ -457,6 +459,8 @@ class AgentProcess:
                 self._timers.cancel(name)
             case GrantArena():
                 self._grant(action)
+            case GrantGpu(request, index):
+                self._server.answer(request, GpuGrant(index), ())
             case DropArena(arena):
                 self._arenas.drop(arena)
             case RunChecks(is_idle):

@@ -18,12 +18,13 @@ from typing import Any
 
 from unicron.agent.events import (
     ArenaRequested,
+    GpuRequested,
     WorkerDisconnected,
     WorkerJoined,
     WorkerMessage,
     WorkerSays,
 )
-from unicron.messages import ArenaRequest, MessageRefused, WorkerHello, decode, encode
+from unicron.messages import ArenaRequest, GpuRequest, MessageRefused, WorkerHello, decode, encode
 from unicron.runtime.framing import (
     MESSAGE_FRAME,
     FramedSocket,
@@ -39,7 +40,7 @@ ACCEPTS_PER_TURN_MAX = 64
 
 log = logging.getLogger("unicron.agent")
 
-ServerEvent = WorkerJoined | WorkerMessage | WorkerDisconnected | ArenaRequested
+ServerEvent = WorkerJoined | WorkerMessage | WorkerDisconnected | ArenaRequested | GpuRequested
 
 
 @dataclass
@@ -129,12 +130,17 @@ class WorkerServer:
             self._joining[message.worker] = connection
             return WorkerJoined(message, connection.peer_pid)
         if isinstance(message, ArenaRequest) and not connection.request_id:
-            self._num_requests += 1
-            connection.request_id = f"a{self._num_requests}"
             connection.offered, connection.sizes = self._offered(connection, message), message.sizes
-            self._requests[connection.request_id] = connection
-            return ArenaRequested(connection.request_id, message)
+            return ArenaRequested(self._asked(connection), message)
+        if isinstance(message, GpuRequest) and not connection.request_id:
+            return GpuRequested(self._asked(connection), message)
         raise FrameRefused(f"{type(message).__name__} cannot come first")
+
+    def _asked(self, connection: _Connection) -> str:
+        self._num_requests += 1
+        connection.request_id = f"a{self._num_requests}"
+        self._requests[connection.request_id] = connection
+        return connection.request_id
 
     def _offered(self, connection: _Connection, request: ArenaRequest) -> tuple[int, ...]:
         fds = [connection.link.take_fd() for _ in request.sizes]

@@ -12,6 +12,9 @@ still has the reduced gradient of all, unscaled: the heir takes that, too, and d
 Made beside the training (buddy_every), a parcel is packed after a step and travels while the next iteration is
 computed; it is waited for after that one's step. Own parcels are kept, too, two of them, because everybody must be able
 to go back to the iteration of which all have one. A parcel never overwrites what everybody could go back to.
+
+Where the state is on a GPU a parcel is packed there, and a courier sees it through (courier.py); slots are on the host
+all the same.
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ import torch.distributed as dist
 from unicron import _core
 from unicron.healing.buddies import Copy, holder_of, ward_of
 from unicron.healing.resolve import Fetch
+from unicron.training.courier import Carriage, Courier
 from unicron.training.groups import Groups
 from unicron.training.memory import StateMemory
+from unicron.training.nccl_groups import exchange
 from unicron.training.step import EXTRA_BYTES_MAX
 from unicron.training.undoable_step import ALIGN, aligned, nbytes_of, params_of, tensors_of
 from unicron.types import EpochPlan, Layout, Rank
@@ -38,6 +43,7 @@ SEAL_BYTES = ALIGN  # digest of what is before it, rank, iteration
 SLOTS = 2  # of the ward, and as many of its own where these are kept
 MOMENTS = 2
 BYTES_PER_ELEMENT = 4 + 4 * MOMENTS  # main parameter and Adam's moments, in fp32
+DIGEST_MS_MAX = 60_000
 NOTHING = 0  # sent in the place of a parcel that is no good any more
 
 
@@ -65,21 +71,13 @@ def buddy_bytes(model: Any, layout: Layout) -> int:
     return num_slots(layout) * slot
 
 
-class _Slot:
-    """Header, parcel. The parcel ends with its seal."""
+class _Parcel:
+    """It ends with its seal."""
 
-    def __init__(self, place: torch.Tensor) -> None:
-        self._header = place[:HEADER_BYTES].view(torch.int64)
-        self.parcel = place[HEADER_BYTES:]
+    def __init__(self, parcel: torch.Tensor) -> None:
+        self.parcel = parcel
         self.body = self.parcel[:-SEAL_BYTES]
         self._seal = self.parcel[-SEAL_BYTES:].view(torch.int64)
-
-    def whole(self) -> Copy | None:
-        rank_and_one, iteration = self._header[:2].tolist()
-        return Copy(rank_and_one - 1, iteration) if rank_and_one else None
-
-    def clear(self) -> None:
-        self._header[0] = 0
 
     def seal(self, copy: Copy) -> None:
         self._seal[:3] = torch.tensor([_digest(self.body), copy.rank, copy.iteration], dtype=torch.int64)
@@ -87,6 +85,21 @@ class _Slot:
     def is_sealed(self, copy: Copy) -> bool:
         """Whether the parcel is what was sealed as this."""
         return bool(self._seal[:3].tolist() == [_digest(self.body), copy.rank, copy.iteration])
+
+
+class _Slot(_Parcel):
+    """Header, parcel."""
+
+    def __init__(self, place: torch.Tensor) -> None:
+        super().__init__(place[HEADER_BYTES:])
+        self._header = place[:HEADER_BYTES].view(torch.int64)
+
+    def whole(self) -> Copy | None:
+        rank_and_one, iteration = self._header[:2].tolist()
+        return Copy(rank_and_one - 1, iteration) if rank_and_one else None
+
+    def clear(self) -> None:
+        self._header[0] = 0
 
     def mark_whole(self, copy: Copy) -> None:
         self._header[1] = copy.iteration
@@ -99,6 +112,8 @@ class _Journey(msgspec.Struct):
     works: list[Any]
     slot: Any  # where the ward's arrives
     copy: Copy  # what it must be
+    carriage: Carriage | None = None  # on a GPU, where it is the only work
+    own: Any = None  # where the own one is kept, on a GPU
 
 
 class Buddies:
@@ -109,6 +124,7 @@ class Buddies:
         self._epoch = self._begun = -1  # of the newest journey: its plan, and the iteration of what travels
         self._common = -1  # the newest iteration that everybody can go back to
         self.spoil_next = False  # a fault: the next parcel is not what its seal says
+        self._courier: Courier | None = None  # made with the first parcel: an understudy needs none
         self.taken = (0, 0.0)  # (bytes, ms) of what the holder sent last
 
     # ---------------------------------------------------------- what is there
@@ -160,19 +176,44 @@ class Buddies:
                 work.wait()
             except RuntimeError:
                 failed = True
+        self._keep(journey)
         if not failed:
             self._arrived(journey)
 
     def _begin(self, plan: EpochPlan, iteration: int, extra: torch.Tensor) -> None:
-        group = self._groups.data_group()
         holder, ward = holder_of(plan, self.rank), ward_of(plan, self.rank)
         slot = self._free(self._wards(), iteration)
         slot.clear()
-        parcel = self._packed(iteration, extra)
+        begin = self._begin_on_host if self._memory.pool is None else self._begin_on_gpu
+        self._journey = begin(slot, holder, ward, iteration, extra)
+        self._epoch, self._begun = plan.epoch, iteration
+
+    def _begin_on_host(self, slot: _Slot, holder: Rank, ward: Rank, iteration: int, extra: torch.Tensor) -> _Journey:
+        group, copy = self._groups.data_group(), Copy(self.rank, iteration)
+        own = self._free(self._own(), iteration) if self.every else self._aside()
+        own.clear()
+        self._pack(own, copy, extra)
+        own.mark_whole(copy)
+        parcel = self._spoiled(own.parcel)
         sending = dist.isend(parcel, group=group, group_dst=self._groups.data_index(holder))
         receiving = dist.irecv(slot.parcel, group=group, group_src=self._groups.data_index(ward))
-        self._journey = _Journey([receiving, sending], slot, Copy(ward, iteration))
-        self._epoch, self._begun = plan.epoch, iteration
+        return _Journey([receiving, sending], slot, Copy(ward, iteration))
+
+    def _begin_on_gpu(self, slot: _Slot, holder: Rank, ward: Rank, iteration: int, extra: torch.Tensor) -> _Journey:
+        courier = self._courier or Courier(self._memory.device, slot.parcel.numel())
+        self._courier, copy = courier, Copy(self.rank, iteration)
+        own = self._free(self._own(), iteration) if self.every else None
+        if own is not None:
+            own.clear()
+        self._pack(_Parcel(courier.leaving), copy, extra)
+        if self.spoil_next:
+            courier.leaving.copy_(self._spoiled(courier.leaving))
+        arriving, wanted = _Parcel(courier.arriving), Copy(ward, iteration)
+        carriage = courier.begin(
+            self._groups.data_group(), self._groups.data_index(holder), self._groups.data_index(ward),
+            own.parcel if own is not None else None, slot.parcel, lambda: arriving.is_sealed(wanted),
+        )  # fmt: skip
+        return _Journey([carriage], slot, wanted, carriage, (own, copy) if own is not None else None)
 
     def _finish(self) -> None:
         if self._journey is None:
@@ -180,11 +221,20 @@ class Buddies:
         for work in self._journey.works:
             work.wait()
         journey, self._journey = self._journey, None
+        self._keep(journey)
         if not self._arrived(journey):
             raise CopyDiffers(f"the copy of rank {journey.copy.rank}'s shard did not reach rank {self.rank} as it was")
 
+    def _keep(self, journey: _Journey) -> None:
+        """The own parcel, when it came from the GPU meanwhile."""
+        if journey.own is not None and journey.carriage is not None and journey.carriage.is_kept:
+            slot, copy = journey.own
+            slot.mark_whole(copy)
+
     def _arrived(self, journey: _Journey) -> bool:
-        is_right = bool(journey.slot.is_sealed(journey.copy))
+        """Looked at where it is: on a GPU before it went to the host."""
+        carriage = journey.carriage
+        is_right = bool(journey.slot.is_sealed(journey.copy)) if carriage is None else carriage.is_right
         if is_right:
             journey.slot.mark_whole(journey.copy)
         return is_right
@@ -200,20 +250,15 @@ class Buddies:
 
         return min(slots, key=worth)
 
-    def _packed(self, iteration: int, extra: torch.Tensor) -> torch.Tensor:
-        copy = Copy(self.rank, iteration)
-        slot = self._free(self._own(), iteration) if self.every else self._aside()
-        slot.clear()
-        slot.body[: extra.numel()] = extra
+    def _pack(self, parcel: _Parcel, copy: Copy, extra: torch.Tensor) -> None:
+        parcel.body[: extra.numel()].copy_(extra)
         offset = EXTRA_BYTES_MAX
         # What is too large here is an optimizer with more state than Adam: copy_ says so, with both sizes.
         for tensor in shard_tensors(self._memory.optimizer):
             nbytes = nbytes_of(tensor)
-            slot.body[offset : offset + nbytes].view(tensor.dtype).copy_(tensor.reshape(-1))
+            parcel.body[offset : offset + nbytes].view(tensor.dtype).copy_(tensor.reshape(-1))
             offset += aligned(nbytes)
-        slot.seal(copy)
-        slot.mark_whole(copy)
-        return self._spoiled(slot.parcel)
+        parcel.seal(copy)
 
     def _spoiled(self, parcel: torch.Tensor) -> torch.Tensor:
         if not self.spoil_next:
@@ -301,9 +346,17 @@ class Buddies:
             raise CopyDiffers(f"the copy of rank {self.rank}'s shard did not arrive from rank {source} as it was sent")
 
     def _send(self, piece: torch.Tensor, target: Rank) -> None:
+        if self._memory.pool is not None:
+            group, index = self._groups.data_group(), self._groups.data_index(target)
+            exchange(piece, index, group, self._memory.device, receives=False)
+            return
         dist.send(piece, group=self._groups.data_group(), group_dst=self._groups.data_index(target))
 
     def _receive(self, piece: torch.Tensor, source: Rank) -> None:
+        if self._memory.pool is not None:
+            group, index = self._groups.data_group(), self._groups.data_index(source)
+            exchange(piece, index, group, self._memory.device, receives=True)
+            return
         dist.recv(piece, group=self._groups.data_group(), group_src=self._groups.data_index(source))
 
 
@@ -313,5 +366,9 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _digest(piece: torch.Tensor) -> int:
     """As a signed word: torch has no unsigned ones."""
-    digest = _core.digest(piece.numpy(), 0)
+    if piece.is_cuda:
+        torch.cuda.current_stream(piece.device).synchronize()  # what was written there, by this thread
+        digest = _core.gpu_digest(piece.device.index, piece.data_ptr(), nbytes_of(piece), 0, DIGEST_MS_MAX)
+    else:
+        digest = _core.digest(piece.numpy(), 0)
     return digest - (1 << 64) if digest >= 1 << 63 else digest

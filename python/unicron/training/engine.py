@@ -29,7 +29,7 @@ from unicron.healing.record import CommitResult, decode_record, encode_record, h
 from unicron.healing.resolve import position_of
 from unicron.messages import CollectiveFailed, StateLost, cut
 from unicron.runtime.store_client import StoreClient, StoreError
-from unicron.training import account, compute, step
+from unicron.training import account, compute, gpu, step
 from unicron.training.buddies import Buddies, CopyDiffers
 from unicron.training.exact import ExactGradients
 from unicron.training.gradients import Gradients, ReduceHooks
@@ -125,6 +125,7 @@ class Engine:
             except Exception as error:
                 if not is_collective_error(error):
                     raise
+                self.groups.settle_broken()
                 inside = isinstance(action, (do.Compute, do.Tie, do.Confirm, do.Settle, do.RebuildInside))
                 if isinstance(error, (GroupInterrupted, StoreError)):
                     inside = inside and self.link.monitor.newest_epoch() <= self.machine._newest()
@@ -163,6 +164,9 @@ class Engine:
             return
         if kind == FaultKind.SCRIBBLE:
             next(iter(self.model.parameters())).data.view(-1)[0].add_(1.0)
+            return
+        if kind == FaultKind.MEMORY:
+            gpu.access_illegally(self.memory.device)
             return
         if kind == FaultKind.NODE:
             os.kill(self.link.agent_pid, signal.SIGKILL)
@@ -321,11 +325,11 @@ class Engine:
                 whole = bucket.param_data.view(-1)
                 own = whole.chunk(self.layout.dp)[self.layout.replica_of(self.rank)]
                 dist.all_gather_into_tensor(whole, own, group=group)
+        self._require_good(inside=False)  # before a copy begins to travel: nothing is to wait for that one here
         if self.buddies is not None:
             assert self.machine.plan is not None
             self.maybe_fault(FaultPoint.BUDDY)
             self.buddies.after_step(self.machine.plan, self.machine.record.iteration, self.stepper.extra_tensor())
-        self._require_good(inside=False)
         return on.Done()
 
     def _settle(self, action: do.Settle) -> on.AnyEvent:

@@ -47,8 +47,6 @@ def exact_counts(model: Chunks, layout: Layout) -> list[int]:
     for buffer in buffers:
         if buffer.grad_data.dtype is not torch.float32:
             raise ExactRefused(f"exact: gradients are summed in {buffer.grad_data.dtype}: set grad_reduce_in_fp32=True")
-        if buffer.grad_data.is_cuda:
-            raise ExactRefused("exact: this version sums exactly on CPUs only; leave exact out")
     return [buffer.grad_data.numel() for buffer in buffers]
 
 
@@ -66,6 +64,7 @@ class ExactGradients(Gradients):
             self.segments += data.split(max(1, chunk_bytes // data.element_size()))
         self._of_chunk = _buffers_of_chunks(model)
         self._is_dirty = [False] * len(model.chunks)
+        self._flags = torch.zeros(1, dtype=torch.int64, device=memory.device)  # of a kernel; of no use on a CPU
 
     # ---------------------------------------------------------- local sums
 
@@ -90,11 +89,23 @@ class ExactGradients(Gradients):
         self._is_dirty[chunk] = False
         for number in self._of_chunk[chunk]:
             data = self.buffers[number]
-            flags = _core.exact_accumulate(
-                self.sums[number].numpy(), data.numpy(), False, self.exponent, self._terms
-            )  # fmt: skip
-            self._count(flags)
+            if data.is_cuda:
+                self._accumulate_on_gpu(self.sums[number], data)
+            else:
+                self._count(
+                    _core.exact_accumulate(self.sums[number].numpy(), data.numpy(), False, self.exponent, self._terms)
+                )
             data.zero_()
+
+    def _accumulate_on_gpu(self, sums: torch.Tensor, data: torch.Tensor) -> None:
+        """In the order of the stream, and nothing waits for it: what was found is added up there, too."""
+        self._flags.zero_()
+        _core.gpu_exact_accumulate(
+            data.device.index, sums.data_ptr(), data.data_ptr(), data.numel(), False, self.exponent, self._terms,
+            self._flags.data_ptr(), _stream(data),
+        )  # fmt: skip
+        for place, flag in ((SCALAR_NOT_FINITE, NOT_FINITE), (SCALAR_ABOVE_LIMIT, ABOVE_LIMIT)):
+            self.memory.scalars[place].add_(self._flags[0].bitwise_and(flag).ne(0))
 
     def _count(self, flags: int) -> None:
         if flags & NOT_FINITE:
@@ -136,19 +147,31 @@ class ExactGradients(Gradients):
     def finish(self) -> None:
         """The floats of the reduced sums. Again after each recovery: it costs one pass."""
         for data, sums in zip(self.buffers, self.sums, strict=True):
-            _core.exact_to_float(data.numpy(), sums.numpy(), self.exponent)
+            if data.is_cuda:
+                _core.gpu_exact_to_float(
+                    data.device.index, data.data_ptr(), sums.data_ptr(), data.numel(), self.exponent, _stream(data)
+                )
+            else:
+                _core.exact_to_float(data.numpy(), sums.numpy(), self.exponent)
 
     @torch.no_grad()
     def sum_of_squares(self) -> float:
         """In integers, too: each square is rounded once, at a scale that its largest one gives."""
-        largest = max((float(data[start:end].abs().max()) for data, start, end in self._counted), default=0.0)
+        largest = max((_largest(data[start:end]) for data, start, end in self._counted), default=0.0)
         if largest == 0.0:
             return 0.0
         exponent = SQUARE_BITS - 2 * math.frexp(largest)[1]
-        parts = torch.zeros(4, dtype=torch.int64).numpy().view("uint64")
+        parts = torch.zeros(4, dtype=torch.int64, device=self.memory.device)
         for data, start, end in self._counted:
-            _core.exact_sum_squares(parts, data[start:end].numpy(), exponent)
-        return float(_core.exact_wide_value(parts, exponent))
+            if data.is_cuda:
+                values = data[start:end]
+                _core.gpu_exact_sum_squares(
+                    data.device.index, parts.data_ptr(), values.data_ptr(), values.numel(), exponent,
+                    self._flags.data_ptr(), _stream(data),
+                )  # fmt: skip
+            else:
+                _core.exact_sum_squares(parts.numpy().view("uint64"), data[start:end].numpy(), exponent)
+        return float(_core.exact_wide_value(parts.cpu().numpy().view("uint64"), exponent))
 
     def found(self, squares: float) -> float:
         """See CommitResult.found_inf."""
@@ -170,6 +193,16 @@ class ExactGradients(Gradients):
 
     def load_own(self, state: dict[str, Any]) -> None:
         self.exponent = state.get("exponent", self.exponent)
+
+
+def _stream(tensor: torch.Tensor) -> int:
+    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
+
+
+def _largest(values: torch.Tensor) -> float:
+    """Magnitude. Without a copy of all values."""
+    low, high = torch.aminmax(values)
+    return max(-float(low), float(high))
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -1,7 +1,7 @@
 """Which GPU a worker has, and what must be so before torch starts on it.
 
-One worker per GPU. A node's workers are numbered in the order of their ranks, and an understudy takes the GPU of the
-role it was built for; when it gets another role it is built again, there (roles.py).
+One worker per GPU. The agent knows each role's (agent/gpus.py), and an understudy takes the GPU of the role it is built
+for; when it gets another role it is built again, there (roles.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from unicron import _core
 from unicron.types import Rank
 
 # Before torch makes its first group: its watchdog must not end a process whose communicators unicron ended, and a
@@ -20,6 +21,8 @@ ENVIRONMENT = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
+
+UNMAPPED = 256  # an address of the page that nobody maps
 
 
 def has_gpu() -> bool:
@@ -31,19 +34,33 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
 
 
-def device_of(rank: Rank, plan: Any) -> int:
-    """This worker's GPU, of those that this process sees. plan: the newest one, None before any."""
-    node = os.environ.get("UNICRON_NODE", "")
-    local = sorted(m.rank for m in plan.members if m.node == node) if plan is not None else []
-    index = local.index(rank) if rank in local else int(os.environ.get("LOCAL_RANK", "0"))
-    return index % torch.cuda.device_count()
+def take_device(link: Any, rank: Rank) -> int:
+    """The role's GPU, of those that this process sees, as the agent says; it is the current one from here on, and the
+    one that a script finds which sets the device by LOCAL_RANK."""
+    index = int(link.request_gpu(rank)) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    os.environ["LOCAL_RANK"] = str(index)
+    return index
 
 
 def warm_up(device: int) -> None:
     """What a process's first iteration would otherwise pay for: libraries' handles and kernels of common shapes."""
+    _core.load_kernels(device)
     for dtype in (torch.float32, torch.bfloat16):
         for size in (64, 512, 2048):
             a = torch.ones(size, size, device=f"cuda:{device}", dtype=dtype, requires_grad=True)
             torch.nn.functional.layer_norm(torch.nn.functional.gelu(a @ a), (size,)).softmax(-1).sum().backward()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
+
+
+def access_illegally(device: torch.device) -> None:
+    """The fault `memory`, as a bad kernel of a script does it: the context is lost, and who asks the GPU next is told
+    "an illegal memory access was encountered". Here that is the synchronisation. Raises RuntimeError, also without GPU.
+    """
+    if device.type != "cuda":
+        raise RuntimeError("the fault memory is an illegal memory access on a GPU, and this worker has none")
+    stream = torch.cuda.current_stream(device).cuda_stream
+    _core.gpu_exact_to_float(device.index, UNMAPPED, UNMAPPED, 1, 0, stream)
+    torch.cuda.synchronize(device)
+    raise RuntimeError("a kernel used an address that is not mapped, and the GPU did not say so")

@@ -377,6 +377,11 @@ class Groups:
         used = self.inside_lists if inside else self._lists
         self._nccl.require_whole(self._ids[full] for full in used if full in self._ids)
 
+    def settle_broken(self) -> None:
+        """After an operation that raised, in its thread: nothing that it left half done disturbs the next ones."""
+        if self._nccl is not None:
+            self._nccl.close_calls()
+
     def _register(self, group: Any, members: Ranks, name: str) -> None:
         group._set_group_name(name)  # type: ignore[arg-type]
         group._set_group_desc(name)
@@ -475,7 +480,10 @@ def forget_all_groups() -> None:
 def forget_group(group: dist.ProcessGroup) -> None:
     """Take one group out of torch's registries. destroy_process_group(WORLD) would take all of them."""
     world = c10d._world
-    for registry in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+    for registry in (
+        world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag,
+        world.pg_coalesce_state,
+    ):  # fmt: skip
         registry.pop(group, None)  # type: ignore[attr-defined]
     for tagged in world.tags_to_pg.values():
         if group in tagged:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from unicron import _core
@@ -12,6 +13,8 @@ from unicron.messages import (
     ArenaRequest,
     ChangeLayout,
     FinishUnderstudies,
+    GpuGrant,
+    GpuRequest,
     MoveRoles,
     PublishEpoch,
     SaveAndHold,
@@ -144,14 +147,24 @@ class WorkerLink:
         gpu: descriptors and sizes of this worker's slabs, for the agent to keep with a fresh arena. epoch: see
         ArenaRequest.
         """
-        with framing.connect(self._path, CONNECT_MS_MAX) as line:
-            request = ArenaRequest(self.task, self.worker, rank, nbytes, digest, adopt, gpu[1], epoch)
-            framing.send_blocking(line, encode(request), gpu[0])
-            payload, fds = framing.receive_blocking(line, ARENA_MS_MAX)
-        grant = decode(framing.worker_message(payload))
+        request = ArenaRequest(self.task, self.worker, rank, nbytes, digest, adopt, gpu[1], epoch)
+        grant, fds = self._ask(request, gpu[0])
         if not isinstance(grant, ArenaGrant):
             raise AgentGone(f"asked for an arena, got {type(grant).__name__}")
         return (fds[0] if fds else -1), grant, tuple(fds[1:])
+
+    def request_gpu(self, rank: Rank) -> int:
+        """Index of the role's GPU among those that this process sees."""
+        grant, _ = self._ask(GpuRequest(self.task, self.worker, rank))
+        if not isinstance(grant, GpuGrant):
+            raise AgentGone(f"asked for a GPU, got {type(grant).__name__}")
+        return grant.index
+
+    def _ask(self, request: Any, fds: Sequence[int] = ()) -> tuple[Any, Sequence[int]]:
+        with framing.connect(self._path, CONNECT_MS_MAX) as line:
+            framing.send_blocking(line, encode(request), fds)
+            payload, got = framing.receive_blocking(line, ARENA_MS_MAX)
+        return decode(framing.worker_message(payload)), got
 
 
 def now_ms() -> float:

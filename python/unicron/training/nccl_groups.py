@@ -148,6 +148,12 @@ class NcclGroups:
             if state != "whole":
                 raise LostOperation(f"NCCL group {number} is {state}: {self._table.error(number) or 'by a plan'}")
 
+    def close_calls(self) -> None:
+        """After an operation that raised. torch coalesces a pipeline's sends and receives between ncclGroupStart and
+        ncclGroupEnd, and one that raises there (its communicator was ended) leaves that open: whatever this thread
+        begins from then on is queued and never launched."""
+        _core.close_nccl_group_calls()
+
     def retire(self, number: int) -> None:
         """Nobody uses it any more. It is taken apart by release(), because that takes half a second."""
         backend = self._backends.pop(number, None)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import msgspec
-import torch
 import torch.distributed as dist
 
 from unicron import _core
@@ -139,7 +138,7 @@ class Session:
         self._pool: ArenaPool | None = None
         self._birth: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if gpu.has_gpu():
-            self._open_gpu(gpu.device_of(rank, link.plan))
+            self._open_gpu(gpu.take_device(link, rank))
         make_stand_ins(rank, self.layout)
 
     @property
@@ -165,7 +164,6 @@ class Session:
 
     def _open_gpu(self, device: int) -> None:
         """What the script builds until manage() is born in this GPU's arena; an understudy's has no memory."""
-        torch.cuda.set_device(device)
         self._pool = ArenaPool(device, own_memory=not self._is_waiting)
         self._birth = self._pool.born_here()
         self._birth.__enter__()
@@ -238,11 +236,7 @@ class Session:
         return undo_bytes(optimizer)
 
     def _buddy_bytes(self, model: Any) -> int:
-        if not self.layout.buddy:
-            return 0
-        if self._pool is not None:
-            raise ValueError("buddy copies are not there for GPUs yet: submit the task without --buddy")
-        return buddy_bytes(model, self.layout)
+        return buddy_bytes(model, self.layout) if self.layout.buddy else 0
 
     def _take_role(self) -> EpochPlan:
         link = self._link

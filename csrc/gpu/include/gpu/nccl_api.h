@@ -47,6 +47,7 @@ struct NcclConfig {
   X(count, ncclCommCount, (NcclComm, int*))                                         \
   X(rank, ncclCommUserRank, (NcclComm, int*))                                       \
   X(device, ncclCommCuDevice, (NcclComm, int*))                                     \
+  X(group_end, ncclGroupEnd, ())                                                    \
   X(split, ncclCommSplit, (NcclComm, int, int, NcclComm*, NcclConfig*))             \
   X(all_reduce, ncclAllReduce, (const void*, void*, size_t, int, int, NcclComm, Stream))
 

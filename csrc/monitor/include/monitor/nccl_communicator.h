@@ -18,6 +18,8 @@
 
 namespace unicron::monitor {
 
+// Ends the group calls that this thread has open: see training/nccl_groups.py for who leaves them so.
+void close_group_calls();
 std::string make_nccl_id();  // 128 bytes, for the members of one communicator
 
 class NcclCommunicator {
