@@ -74,6 +74,10 @@ class Case:
             if not isinstance(error, (Failed, ClusterProblem)):
                 traceback.print_exc()
             self._dump_stacks()
+        except SystemExit:  # told to end: the last chance to say why
+            self._dump_stacks()
+            print_logs(self, self._options.folder / "logs" / "cluster")
+            raise
         self.read()
         row = next((row for row in self._cluster.ask("ps") if row["task"] == self.task), {})
         result |= {"phase": row.get("phase", "never began"), "seconds": round(time.monotonic() - begun, 1)}
@@ -295,6 +299,7 @@ def run_cases(cluster: LocalCluster, options: argparse.Namespace, layout: Layout
 
 def main() -> int:
     options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
     tp, pp, dp = map(int, options.layout.split(","))
     layout = Layout(tp=tp, pp=pp, dp=dp, micro_batch=2, num_micro_batches=4 * dp, sharded=options.sharded)
     options.folder = options.folder / f"{options.size}-{options.layout.replace(',', '-')}"

@@ -84,12 +84,19 @@ managed() { # LAYOUT SIZE CASES [OPTION...]
     --folder results/managed "$@"
 }
 
+moves() { # LAYOUT [OPTION...]
+  local layout=$1
+  shift
+  "$PYTHON" tests/gpu/moves.py --layout "$layout" --folder results/moves "$@"
+}
+
 keep_logs() {
-  cp results/managed/managed.jsonl results/moves/*/moves.jsonl "$OUT/" 2>/dev/null
+  cp results/managed/managed.jsonl "$OUT/" 2>/dev/null
+  cat results/moves/*/moves.jsonl >"$OUT/moves.jsonl" 2>/dev/null
   tar -czf "$OUT/managed-logs.tgz" --exclude='*.npy' results/managed results/moves 2>/dev/null
 }
 
-export -f facts build wheel managed
+export -f facts build wheel managed moves
 export PYTHON SITE OUT
 STEPS=("$@")
 pytest=("$PYTHON" -m pytest -q -p no:cacheprovider -s)
@@ -113,7 +120,9 @@ table bench_exact 40 "$PYTHON" bench/gpu/bench_exact.py
 table managed_sharded 100 bash -c 'managed 1,1,2 small kill-reduce,kill-step --sharded'
 table managed_tp2 100 bash -c 'managed 2,1,1 small kill-compute,kill-reduce,kill-commit'
 table managed_pp2 100 bash -c 'managed 1,2,1 small kill-compute,kill-reduce,kill-commit'
-table moves 240 "$PYTHON" tests/gpu/moves.py --layout 1,1,1 --cases all,no-warm-up --folder results/moves
+table moves 240 moves 1,1,1 --cases all,no-warm-up
+table moves_dp2 290 moves 1,1,2 --cases all,no-groups,node-lost # of three GPUs or more
+table moves_350m 290 moves 1,1,1 --size 350m --cases all --moves 2
 table managed_350m 200 bash -c 'managed 1,1,2 350m kill-compute,kill-reduce,kill-step'
 step doctor 30 "$PYTHON" -m unicron.cli doctor
 step wheel 120 bash -c wheel
