@@ -13,10 +13,12 @@ are printed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
 import shutil
+import signal
 import statistics
 import sys
 import time
@@ -33,9 +35,9 @@ from unicron.types import Layout
 
 WITHOUT = {"all": "none", "no-groups": "groups", "no-warm-up": "warm-up", "bare": "groups,warm-up"}
 NODE_LOST = "node-lost"
-ITERATIONS = {"small": 3000, "350m": 400}
+ITERATIONS = {"small": 1500, "350m": 500}
 FIRST_COUNTED = 4  # kernels are loaded in those before
-LOG_LINES = 25
+LOG_LINES = 40
 
 
 class Failed(Exception):
@@ -71,6 +73,11 @@ class Case:
             result["error"] = f"{type(error).__name__}: {error}"
             if not isinstance(error, (Failed, ClusterProblem)):
                 traceback.print_exc()
+            self._dump_stacks()
+        except SystemExit:  # told to end: the last chance to say why
+            self._dump_stacks()
+            print_logs(self, self._options.folder / "logs" / "cluster")
+            raise
         self.read()
         row = next((row for row in self._cluster.ask("ps") if row["task"] == self.task), {})
         result |= {"phase": row.get("phase", "never began"), "seconds": round(time.monotonic() - begun, 1)}
@@ -81,6 +88,13 @@ class Case:
             path.unlink()
         self._clear_up(result["phase"])
         return result
+
+    def _dump_stacks(self) -> None:
+        """Of workers that are still there, into their logs (PYTHONFAULTHANDLER); it is their end."""
+        for worker in self._cluster.workers(self.task) if self.task else []:
+            with contextlib.suppress(OSError):
+                os.kill(worker.pid, signal.SIGABRT)
+        time.sleep(2.0)
 
     def _clear_up(self, phase: str) -> None:
         if phase not in ("done", "stopped") and self.task:
@@ -97,6 +111,7 @@ class Case:
                    "--results", str(self.folder))  # fmt: skip
         return Job(
             name=self.name, command=command, layout=self._layout, cwd=os.getcwd(), understudies=0, stopped_grace_ms=0,
+            stop_grace_ms=3_000,
             standbys=int(self.name == NODE_LOST), log_dir=str(self.logs),
             checkpoint_dir=str(self.folder / "checkpoints"),  # of one replica that cannot save nothing leaves its node
             env={"UNICRON_MOVES_WITHOUT": WITHOUT.get(self.name, "none")},
@@ -245,7 +260,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--cases", default="all,no-warm-up,no-groups", help=f"of {', '.join(WITHOUT)}, {NODE_LOST}")
     parser.add_argument("--iterations", type=int, default=0, help="of a run; 0: by the size")
     parser.add_argument("--moves", type=int, default=3, help="of a run")
-    parser.add_argument("--timeout", type=float, default=120, help="of a run, in seconds")
+    parser.add_argument("--timeout", type=float, default=150, help="of a run, in seconds")
     parser.add_argument("--pretend", action="store_true", help="no GPU here: tests/support/pretend_gpu.py")
     parser.add_argument("--folder", type=Path, default=Path("results/moves"))
     options = parser.parse_args()
@@ -284,15 +299,19 @@ def run_cases(cluster: LocalCluster, options: argparse.Namespace, layout: Layout
 
 def main() -> int:
     options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
     tp, pp, dp = map(int, options.layout.split(","))
     layout = Layout(tp=tp, pp=pp, dp=dp, micro_batch=2, num_micro_batches=4 * dp, sharded=options.sharded)
     options.folder = options.folder / f"{options.size}-{options.layout.replace(',', '-')}"
     (options.folder / "logs" / "cluster").mkdir(parents=True, exist_ok=True)
     num_needed = (dp + 1) * layout.replica_size
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
     num_there = len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])
+    num_there = num_there if named is None else len(named.split(","))
     environment = {
         "UNICRON_DEMO_SIZE": options.size, "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",  # as run.sh
+        "PYTHONFAULTHANDLER": "1",
     }  # fmt: skip
     imports = IMPORTS
     if options.pretend:

@@ -104,7 +104,13 @@ keep_logs() {
     2>/dev/null
 }
 
-export -f facts build wheel managed histories
+moves() { # LAYOUT [OPTION...]
+  local layout=$1
+  shift
+  "$PYTHON" tests/gpu/moves.py --layout "$layout" --folder results/moves "$@"
+}
+
+export -f facts build wheel managed histories moves
 export PYTHON SITE OUT
 STEPS=("$@")
 pytest=("$PYTHON" -m pytest -q -p no:cacheprovider -s)

@@ -222,6 +222,7 @@ def test_what_was_prepared_for_a_move_that_is_called_off_is_taken_apart() -> Non
     def check(seconds):
         raise InterruptedError("a newer epoch")
 
+    store = dist.HashStore()
     everybody(lambda rank: rank.prepare(check))
     assert all(isinstance(rank.count, InterruptedError) for rank in ranks)
     assert not ranks[0].groups._prepared

@@ -553,6 +553,8 @@ class Session:
             self._tell_saved(self._checkpoints.finish())
         self._link.pulse.advance(int(Stage.DONE), self._next or 0, -1)
         self._link.send(Finished(self._link.worker, self.rank))
+        if self._move is not None:
+            self._move.close()
         self._engine.close()
         sys.stdout.flush()
 
