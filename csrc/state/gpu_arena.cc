@@ -13,11 +13,9 @@ using gpu::driver;
 
 namespace {
 
-// Whole numbers of granules on every GPU so far; rounded up all the same. Slabs are whole small blocks, because the
-// driver maps memory as a whole or not at all. The large one makes few mappings of many: an adopter undoes them all
-// first, and each costs as much as any.
+// A whole number of granules on every GPU so far; rounded up all the same. Slabs are whole blocks, because the driver
+// maps memory as a whole or not at all.
 constexpr uint64_t kSharedBlockBytes = 64 << 20;
-constexpr uint64_t kLargeSharedBlockBytes = 256 << 20;
 constexpr uint64_t kCapacityPerMemory = 4;
 constexpr uint64_t kPieceUnitBytes = 512;  // torch aligns what it cuts from a piece to this
 
@@ -111,11 +109,8 @@ GpuArena::GpuArena(int device, uint64_t capacity_bytes, Backing backing)
       backing_(backing) {
   if (backing_ == Backing::kOwn) return;
   const gpu::ScopedDevice current(device_);
-  shared_.small = GpuMemory::create(device_, small_block_bytes());
+  shared_block_ = GpuMemory::create(device_, round_up(kSharedBlockBytes, granularity_));
 }
-
-uint64_t GpuArena::small_block_bytes() const { return round_up(kSharedBlockBytes, granularity_); }
-uint64_t GpuArena::large_block_bytes() const { return round_up(kLargeSharedBlockBytes, small_block_bytes()); }
 
 GpuArena::~GpuArena() {
   try {
@@ -156,7 +151,7 @@ GpuArena::Slab& GpuArena::slab_for(uint64_t nbytes) {
     if (last.is_mapped && last.place.nbytes - last.used_bytes >= nbytes) return last;
   }
   const uint64_t usual_bytes = slabs_.size() < kSmallSlabsMax ? kSlabBytes : kLargeSlabBytes;
-  const uint64_t slab_bytes = round_up(std::max(nbytes, usual_bytes), small_block_bytes());
+  const uint64_t slab_bytes = round_up(std::max(nbytes, usual_bytes), round_up(kSharedBlockBytes, granularity_));
   if (slab_bytes > range_.nbytes() - used_bytes_) {
     throw Error(ErrorCode::kLimitExceeded, "the arena's addresses are used up: " + std::to_string(used_bytes_) +
                                                " bytes given out, " + std::to_string(nbytes) + " more wanted");
@@ -171,47 +166,27 @@ GpuArena::Slab& GpuArena::slab_for(uint64_t nbytes) {
 
 // Leaves nothing mapped when it throws.
 void GpuArena::back(Slab* slab) {
-  if (backing_ == Backing::kShared) {
-    // Made when first needed: a small model's understudy does without.
-    if (slab->place.nbytes >= large_block_bytes() && !shared_.large.is_held()) {
-      shared_.large = GpuMemory::create(device_, large_block_bytes());
-    }
-    return map(slab);
-  }
-  slab->memory = GpuMemory::create(device_, slab->place.nbytes);
-  try {
-    map(slab);
-  } catch (const Error&) {
-    slab->memory = GpuMemory();
-    throw;
-  }
+  if (backing_ == Backing::kShared) return map(slab, shared_block_, round_up(kSharedBlockBytes, granularity_));
+  GpuMemory memory = GpuMemory::create(device_, slab->place.nbytes);
+  map(slab, memory, slab->place.nbytes);
+  slab->memory = std::move(memory);
 }
 
-// What lies at `at` in the slab: memory of its own as a whole, else the large block as often as it fits, then the
-// small one.
-GpuArena::Block GpuArena::block_at(const Slab& slab, uint64_t at) const {
-  if (slab.memory.is_held()) return {&slab.memory, slab.place.nbytes};
-  if (slab.place.nbytes - at >= large_block_bytes()) return {&shared_.large, large_block_bytes()};
-  return {&shared_.small, small_block_bytes()};
-}
-
-void GpuArena::map(Slab* slab) {
+// The block is mapped as often as it takes to fill the slab.
+void GpuArena::map(Slab* slab, const GpuMemory& memory, uint64_t block_bytes) {
   const DevicePointer begin = range_.begin() + slab->place.offset;
   const uint64_t slab_bytes = slab->place.nbytes;
   uint64_t mapped = 0;
   try {
     while (mapped < slab_bytes) {
-      const Block block = block_at(*slab, mapped);
-      check(driver().map_memory(begin + mapped, block.nbytes, 0, block.memory->handle(), 0),
-            "mapping " + named(slab->place));
-      mapped += block.nbytes;
+      const uint64_t nbytes = std::min(block_bytes, slab_bytes - mapped);
+      check(driver().map_memory(begin + mapped, nbytes, 0, memory.handle(), 0), "mapping " + named(slab->place));
+      mapped += nbytes;
     }
     allow_access(begin, slab_bytes, device_);
   } catch (const Error&) {
-    for (uint64_t at = 0; at < mapped;) {
-      const uint64_t nbytes = block_at(*slab, at).nbytes;
-      driver().unmap_memory(begin + at, nbytes);
-      at += nbytes;
+    for (uint64_t at = 0; at < mapped; at += block_bytes) {
+      driver().unmap_memory(begin + at, std::min(block_bytes, slab_bytes - at));
     }
     throw;
   }
@@ -223,10 +198,10 @@ void GpuArena::unmap(Slab* slab) {
   if (!slab->is_mapped) return;
   slab->is_mapped = false;
   const DevicePointer begin = range_.begin() + slab->place.offset;
-  for (uint64_t at = 0; at < slab->place.nbytes;) {
-    const uint64_t nbytes = block_at(*slab, at).nbytes;
-    check(driver().unmap_memory(begin + at, nbytes), "unmapping " + named(slab->place));
-    at += nbytes;
+  const uint64_t slab_bytes = slab->place.nbytes;
+  const uint64_t block_bytes = slab->memory.is_held() ? slab_bytes : round_up(kSharedBlockBytes, granularity_);
+  for (uint64_t at = 0; at < slab_bytes; at += block_bytes) {
+    check(driver().unmap_memory(begin + at, std::min(block_bytes, slab_bytes - at)), "unmapping " + named(slab->place));
   }
 }
 
@@ -267,8 +242,7 @@ std::vector<Piece> GpuArena::slabs() const {
 
 uint64_t GpuArena::memory_bytes() const {
   const std::lock_guard lock(mutex_);
-  uint64_t nbytes = shared_.small.is_held() ? small_block_bytes() : 0;
-  nbytes += shared_.large.is_held() ? large_block_bytes() : 0;
+  uint64_t nbytes = shared_block_.is_held() ? round_up(kSharedBlockBytes, granularity_) : 0;
   for (const Slab& slab : slabs_) nbytes += slab.memory.is_held() ? slab.place.nbytes : 0;
   return nbytes;
 }
@@ -309,9 +283,9 @@ void GpuArena::adopt(const std::vector<int>& fds, const std::vector<uint64_t>& s
     if (slab.num_live == 0) continue;
     unmap(&slab);
     slab.memory = std::move(imported[next++]);
-    map(&slab);
+    map(&slab, slab.memory, slab.place.nbytes);
   }
-  shared_ = SharedBlocks();
+  shared_block_ = GpuMemory();
   backing_ = Backing::kOwn;
 }
 
@@ -326,7 +300,7 @@ void GpuArena::take_own_memory() {
     unmap(&slab);
     back(&slab);
   }
-  shared_ = SharedBlocks();
+  shared_block_ = GpuMemory();
 }
 
 GpuMapping::GpuMapping(int fd, uint64_t nbytes, int device)

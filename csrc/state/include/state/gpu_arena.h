@@ -7,9 +7,9 @@
 // predecessor's: no copy, no pointer of the heir changes. Slabs, because each costs a descriptor and a mapping: with
 // one per allocation of torch's a model has hundreds, and adoption takes as many times longer.
 //
-// Backing::kShared is an understudy's: all slabs show the same block or two of memory again and again, so a model of
-// any size can be built on a busy GPU (what it writes there is nonsense and is never read); it gets memory of its own,
-// or its predecessor's, when it gets a role.
+// Backing::kShared is an understudy's: all slabs show one small block of memory again and again, so a model of any size
+// can be built on a busy GPU (what it writes there is nonsense and is never read); it gets memory of its own, or its
+// predecessor's, when it gets a role.
 //
 // Rejected: one allocation for everything (then the state has to be moved into it, and twice its memory be there while
 // it is), and CUDA IPC handles (their memory dies with its process).
@@ -117,20 +117,9 @@ class GpuArena {
     bool is_live = false;
   };
 
-  struct SharedBlocks {
-    GpuMemory small, large;
-  };
-  struct Block {
-    const GpuMemory* memory;
-    uint64_t nbytes;
-  };
-
-  uint64_t small_block_bytes() const;
-  uint64_t large_block_bytes() const;
   Slab& slab_for(uint64_t nbytes);
   void back(Slab* slab);
-  Block block_at(const Slab& slab, uint64_t at) const;
-  void map(Slab* slab);
+  void map(Slab* slab, const GpuMemory& memory, uint64_t block_bytes);
   void unmap(Slab* slab);
 
   const int device_;
@@ -138,7 +127,7 @@ class GpuArena {
   mutable std::mutex mutex_;
   AddressRange range_;
   Backing backing_;
-  SharedBlocks shared_;
+  GpuMemory shared_block_;
   uint64_t used_bytes_ = 0;  // addresses taken by slabs
   std::vector<Slab> slabs_;
   std::vector<Allocation> allocations_;  // by offset
