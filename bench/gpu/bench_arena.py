@@ -1,5 +1,7 @@
 """What an heir pays for its predecessor's state on a GPU: a mapping per slab, whatever the content's size.
 
+What its slabs showed until then it lets go of while the predecessor ends.
+
 Owner and heir are processes of their own; the descriptors are held by this one, which has no CUDA context. `ready` is
 an understudy's arena built without memory, `memory of its own` what it costs to fill it instead, `digest` reads all of
 it once. Needs a GPU and neither torch nor cupy.
@@ -53,14 +55,15 @@ def heir(line: Line, nbytes: int) -> None:
     ready_ms = (time.perf_counter() - begun) * 1000
     line.send({})
     message, fds = line.receive(120)
+    let_go_ms = timed_ms(arena.let_go)
     adopt_ms = timed_ms(lambda: arena.adopt(fds, message["sizes"]))
     digests: list[int] = []
     digest_ms = timed_ms(
         lambda: digests.extend(_core.gpu_digest(0, address, min(GIB, nbytes), 0, 60_000) for address in addresses)
     )
     line.send(
-        {"context_ms": context_ms, "ready_ms": ready_ms, "adopt_ms": adopt_ms, "digest_ms": digest_ms,
-         "digests": digests}
+        {"context_ms": context_ms, "ready_ms": ready_ms, "let_go_ms": let_go_ms, "adopt_ms": adopt_ms,
+         "digest_ms": digest_ms, "digests": digests}
     )  # fmt: skip
 
 
@@ -104,7 +107,8 @@ def main() -> None:
     for gib in options.gib:
         runs = [one_run(int(gib * GIB)) for _ in range(options.runs)]
         for name, meaning in (
-            ("adopt_ms", "map the predecessor's"), ("ready_ms", "understudy's, without memory"),
+            ("adopt_ms", "map the predecessor's"), ("let_go_ms", "let go of what is shared"),
+            ("ready_ms", "understudy's, without memory"),
             ("build_ms", "with memory of its own"), ("digest_ms", "digest of all of it"), ("context_ms", "context"),
         ):  # fmt: skip
             bench.add(f"{gib:g} GiB, {meaning}", [run[name] for run in runs])

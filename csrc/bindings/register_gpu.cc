@@ -86,6 +86,7 @@ void register_arena(py::module_& module) {
           "slabs", [](const GpuArena& self) { return as_tuples(self.slabs()); }, ReleaseGil())
       .def("export_all", &export_all, ReleaseGil())
       .def("adopt", &GpuArena::adopt, py::arg("fds"), py::arg("sizes"), ReleaseGil())
+      .def("let_go", &GpuArena::let_go, ReleaseGil())
       .def("take_own_memory", &GpuArena::take_own_memory, ReleaseGil())
       .def("open", [](const std::shared_ptr<GpuArena>& self) { state::open_arena(self); })
       .def("close", [](const GpuArena& self) { state::close_arena(self.device()); });

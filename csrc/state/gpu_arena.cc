@@ -289,6 +289,14 @@ void GpuArena::adopt(const std::vector<int>& fds, const std::vector<uint64_t>& s
   backing_ = Backing::kOwn;
 }
 
+void GpuArena::let_go() {
+  const gpu::ScopedDevice current(device_);
+  check(driver().synchronize(), "waiting for GPU " + std::to_string(device_) + " before its memory is let go");
+  const std::lock_guard lock(mutex_);
+  if (backing_ == Backing::kOwn) return;
+  for (Slab& slab : slabs_) unmap(&slab);
+}
+
 void GpuArena::take_own_memory() {
   const gpu::ScopedDevice current(device_);
   check(driver().synchronize(), "waiting for GPU " + std::to_string(device_) + " before its memory is exchanged");

@@ -324,6 +324,10 @@ class GpuArena:
         Their owner's context must be gone: its kernels may still write. Raises ArenaRefused, before anything changed,
         when number or sizes differ; after another error the arena is unusable."""
 
+    def let_go(self) -> None:
+        """What an understudy's slabs show is taken from under them: to be done while its predecessor ends, and nothing
+        may be read or written until adopt() or take_own_memory()."""
+
     def take_own_memory(self) -> None:
         """An understudy's slabs get memory of their own; the content is undefined."""
 

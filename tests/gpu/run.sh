@@ -128,14 +128,14 @@ table managed_dp2 130 bash -c "managed 1,1,2 small $all_kills --timeout 40 --unm
 table managed_hangs 120 bash -c "managed 1,1,2 small $hangs --timeout 40"
 table managed_buddy 90 bash -c 'managed 1,1,2 small kill-reduce,node-now --sharded --buddy --iterations 40 --timeout 40'
 step histories 190 bash -c 'trap : TERM; histories 150'
-table moves 150 "$PYTHON" tests/gpu/moves.py --layout 1,1,1 --cases all,no-warm-up --folder results/moves
-table bench_steady 150 env UNICRON_DEMO_SIZE=350m "$PYTHON" bench/gpu/bench_steady.py --seconds 75
+table moves 150 bash -c "moves 1,1,1 --cases all,no-warm-up --iterations 300 --moves 2"
+table bench_steady 150 "$PYTHON" bench/gpu/bench_steady.py --seconds 75
 table bench_torchrun 110 "$PYTHON" bench/gpu/bench_torchrun.py --sizes small 350m
 table managed_350m 150 bash -c \
   'managed 1,1,2 350m kill-compute,kill-reduce,kill-now,illegal-access --timeout 60 --unmanaged'
 table managed_buddy_every 90 bash -c \
   'managed 1,1,2 small kill-step,node-now --sharded --buddy-every 5 --iterations 60 --timeout 40'
-table bench_steady_buddy 150 env UNICRON_DEMO_SIZE=350m \
+table bench_steady_buddy 150 \
   "$PYTHON" bench/gpu/bench_steady.py --seconds 70 --sharded --buddy-every 10 --block 10
 step histories_sharded 190 bash -c 'trap : TERM; histories 150 --distributed'
 table managed_sharded 100 bash -c 'managed 1,1,2 small kill-reduce,kill-step --sharded --unmanaged'

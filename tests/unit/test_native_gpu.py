@@ -97,6 +97,8 @@ def test_an_heir_finds_what_its_predecessor_wrote() -> None:
         mine = [heir.allocate(n) for n in (1, 130 * {MIB}, 320 * {MIB}, 7)]
         assert heir.memory_bytes == 64 * {MIB}
         ctypes.memset(mine[2], 1, 320 * {MIB})  # it may write anywhere
+        heir.let_go()
+        heir.let_go()  # nothing is left to let go
         heir.adopt(fds, sizes)
         for fd in fds:
             os.close(fd)
@@ -155,6 +157,7 @@ def test_an_understudy_takes_memory_of_its_own() -> None:
         except _core.UnicronError as error:
             assert "nothing to export" in str(error)
         assert arena.memory_bytes == 64 * {MIB}
+        arena.let_go()
         arena.take_own_memory()
         assert arena.memory_bytes == 256 * {MIB} and len(arena.export_all()) == 1
     """)

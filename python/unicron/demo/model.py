@@ -33,6 +33,7 @@ SIZES = {
     "small": (4, 64, 4, 64, torch.float32),
     "small-bf16": (4, 64, 4, 64, torch.bfloat16),
     "350m": (30, 1024, 16, 1024, torch.bfloat16),
+    "1b": (12, 2560, 20, 1024, torch.bfloat16),
 }
 NUM_LAYERS, HIDDEN, NUM_HEADS, SEQ_LENGTH, DTYPE = SIZES[os.environ.get("UNICRON_DEMO_SIZE", "small")]
 VOCABULARY = 256

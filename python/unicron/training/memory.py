@@ -217,6 +217,11 @@ class StateMemory:
         os.close(self.fd)
         self.fd = fd
 
+    def let_go(self) -> None:
+        """An heir's own tensors on the GPU have no memory from here on until adopt() or export()."""
+        if self.pool is not None:
+            self.pool.arena.let_go()
+
     def take_own_memory(self) -> None:
         """Under an understudy's tensors on the GPU. Raises UnicronError when there is no room; then it is unusable."""
         if self.pool is not None:

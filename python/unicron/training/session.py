@@ -319,6 +319,7 @@ class Session:
         if left is not None:
             return left
         if plan.kind in (PlanKind.REPLACE, PlanKind.RECONNECT, PlanKind.SHRINK):
+            memory.let_go()  # the agent answers when the former owner is gone: until then nobody waits for this
             fd, grant, gpu_fds = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=True)
             if grant.adopted:
                 refused = _core.ArenaHeader(fd).check(memory.digest, memory.content_bytes)

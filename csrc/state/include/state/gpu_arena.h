@@ -100,6 +100,9 @@ class GpuArena {
   // Replaces the memory under all slabs by what the descriptors hold. They stay the caller's. The owner's context must
   // be gone: its kernels may still write. Waits for this device first. On an error the arena is unusable.
   void adopt(const std::vector<int>& fds, const std::vector<uint64_t>& sizes);
+  // Shared backing is taken from under the slabs, which takes longer than to adopt: to be done while a predecessor
+  // ends. Nothing may be read or written until one of the other two. Nothing to do for an arena with memory of its own.
+  void let_go();
   // Shared backing becomes memory of its own; the content is undefined. Nothing to do for an arena that has it.
   void take_own_memory();
 
