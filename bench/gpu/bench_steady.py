@@ -30,7 +30,9 @@ from typing import Any
 os.environ.setdefault("UNICRON_DEMO_SIZE", "350m")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 import common
+import last_lines
 from bench_overhead import Set, blocks, ratios, unmanaged
 from unicron.coordinator.job import Job
 from unicron.demo import runner
@@ -159,12 +161,27 @@ def report(sets: dict[str, Set], memory: dict[str, float], arguments: argparse.N
         if name != "A":
             mean, half = ratios(a, each.commit_to_commit)
             facts = {"mean of pairs, % of A": f"{mean:+.3f}", "+- (95 %)": f"{half:.3f}"}
+        if name == "C":
+            mean, half = ratios(sets["B"].commit_to_commit, each.commit_to_commit)
+            facts |= {"of pairs with B, %": f"{mean:+.3f}", "so +- (95 %)": f"{half:.3f}"}
         if name in memory:
             facts["GPU MiB a rank"] = f"{memory[name]:.0f}"
         if f"{name} understudy" in memory:
             facts["of its understudy"] = f"{memory[f'{name} understudy']:.0f}"
         bench.add(name, each.commit_to_commit, **facts)
     return bench
+
+
+@contextlib.contextmanager
+def told(root: Path) -> Iterator[None]:
+    """What the processes said last, when it fails: their logs may be out of reach later."""
+    try:
+        yield
+    except (Exception, SystemExit):
+        logs = [path for path in root.rglob("*.log") if path.stat().st_size]
+        for path in sorted(logs, key=lambda path: path.stat().st_mtime)[-12:]:
+            last_lines.show(path)
+        raise
 
 
 def layouts(arguments: argparse.Namespace) -> tuple[Layout, Layout]:
@@ -187,7 +204,7 @@ def main() -> None:
     arguments.sharded = arguments.sharded or arguments.buddy_every >= 0
     plain, with_copies = layouts(arguments)
     wanted = {"B": plain} | ({"C": with_copies} if arguments.buddy_every >= 0 else {})
-    with common.scratch() as root, contextlib.ExitStack() as stack:
+    with common.scratch() as root, told(root), contextlib.ExitStack() as stack:
         sets = {name: stack.enter_context(unmanaged(name, root, plain, is_awaited=False)) for name in ("A", "A'")}
         clusters = {}
         for name, layout in wanted.items():

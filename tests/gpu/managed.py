@@ -212,11 +212,13 @@ def unmanaged(options: argparse.Namespace, layout: Layout, environment: dict[str
 
 
 def row(result: dict[str, Any], is_same: bool) -> str:
-    incident = result["incidents"][0] if result["incidents"] else {}
+    """Of several incidents the first whose fault was seen itself; (+N): so many others, beside what is only told."""
+    real = [incident for incident in result["incidents"] if not incident.get("is_only_told")]
+    incident = next((i for i in real if i.get("detect_ms") is not None), real[0] if real else {})
     costs = [incident.get(name) for name in ("detect_ms", "decide_ms", "resume_ms", "lost_ms")]
     costs += [result["gap_ms"], result["outside_ms"]]
     words = [str(round(c, 1)) if isinstance(c, (int, float)) else "-" for c in costs]
-    more = f" (+{len(result['incidents']) - 1})" if len(result["incidents"]) > 1 else ""
+    more = f" (+{len(real) - 1})" if len(real) > 1 else ""
     kind = [incident.get(name) or "-" for name in ("fault", "category", "severity", "method", "state_source")]
     cells = [result["case"], result["phase"], "same" if is_same else "DIFFERENT", result["median_ms"], kind[0] + more]
     return f"| {' | '.join(map(str, [*cells, *kind[1:], *words, result['seconds']]))} |"

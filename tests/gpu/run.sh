@@ -3,8 +3,9 @@
 #
 #   OUT=folder tests/gpu/run.sh [STEP ...]        all steps without arguments; wheels it needs lie in .whl/
 #
-# Each step has its own limit, a failing one stops nothing, and none begins that would outlast BUDGET seconds. In OUT:
-# log.txt (all output), summary.md (a line per step), tables.md (the benches' tables), managed.jsonl, managed-logs.tgz.
+# Each step has its own limit, a failing one stops nothing, and none begins that would outlast BUDGET seconds: what is
+# asked first stands first. In OUT: log.txt (all output), summary.md (a line per step), tables.md (the benches' tables),
+# managed.jsonl, histories.jsonl, managed-logs.tgz.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-$PWD/results/gpu}
@@ -31,7 +32,7 @@ step() {
   [ "$limit" -gt "$left" ] && limit=$left
   echo "=== $name: $*"
   local begun=$SECONDS
-  timeout -s TERM -k 12 "$limit" "$@" # told first: a case that hangs says where, and its cluster is taken down
+  timeout -s TERM -k 15 "$limit" "$@" # told first: a case that hangs says where, and its cluster is taken down
   local code=$?
   echo "=== $name: exit $code after $((SECONDS - begun)) s"
   echo "| $name | $code | $((SECONDS - begun)) s |" >>"$OUT/summary.md"
@@ -80,8 +81,21 @@ wheel() { # built with CUDA, it imports where no driver is found
 managed() { # LAYOUT SIZE CASES [OPTION...]
   local layout=$1 size=$2 cases=$3
   shift 3
-  "$PYTHON" tests/gpu/managed.py --layout "$layout" --size "$size" --cases "$cases" --unmanaged \
+  "$PYTHON" tests/gpu/managed.py --layout "$layout" --size "$size" --cases "$cases" \
     --folder results/managed "$@"
+}
+
+histories() { # SECONDS [OPTION...]: random faults in exact mode, all to end in the same bits
+  local seconds=$1
+  shift
+  "$PYTHON" -m unicron.demo.histories --layout 1,1,2 --count 20 --seconds "$seconds" --timeout 25 \
+    --into "$OUT/histories.jsonl" --folder results/histories "$@"
+  local code=$?
+  if [ "$code" -ne 0 ]; then
+    find results/histories -name '*.log' -size +0 -printf '%T@ %p\n' | sort -n | tail -8 | cut -d' ' -f2- |
+      while read -r path; do echo "--- $path" && tail -n 15 "$path" | cut -c1-300; done
+  fi
+  return "$code"
 }
 
 moves() { # LAYOUT [OPTION...]
@@ -93,39 +107,53 @@ moves() { # LAYOUT [OPTION...]
 keep_logs() {
   cp results/managed/managed.jsonl "$OUT/" 2>/dev/null
   cat results/moves/*/moves.jsonl >"$OUT/moves.jsonl" 2>/dev/null
-  tar -czf "$OUT/managed-logs.tgz" --exclude='*.npy' results/managed results/moves 2>/dev/null
+  tar -czf "$OUT/managed-logs.tgz" --exclude='*.npy' --exclude='*.pt' results/managed results/histories results/moves \
+    2>/dev/null
 }
 
-export -f facts build wheel managed moves
+export -f facts build wheel managed histories moves
 export PYTHON SITE OUT
 STEPS=("$@")
 pytest=("$PYTHON" -m pytest -q -p no:cacheprovider -s)
-hangs=hang,not-joining,illegal-access,exception-reduce,stop
 all_kills=kill-compute,kill-reduce,kill-commit,kill-step,segv-compute,exception-compute,kill-now
+hangs=illegal-access,hang,not-joining,exception-reduce,stop-now,illegal-access-reduce
+export CUBLAS_WORKSPACE_CONFIG=:4096:8 # equal bits
 
 step facts 60 bash -c facts
 step build 240 bash -c build
 step unit 60 "${pytest[@]}" tests/unit/test_native_gpu.py tests/unit/test_arena_keeper.py
 step kernels 90 "${pytest[@]}" tests/gpu/test_kernels.py
-step arena 150 "${pytest[@]}" tests/gpu/test_arena.py
+step faults 60 "${pytest[@]}" tests/gpu/test_faults.py
+step exact 90 "${pytest[@]}" tests/unit/test_exact.py
+table managed_dp2 130 bash -c "managed 1,1,2 small $all_kills --timeout 40 --unmanaged"
+table managed_hangs 120 bash -c "managed 1,1,2 small $hangs --timeout 40"
+table managed_buddy 90 bash -c 'managed 1,1,2 small kill-reduce,node-now --sharded --buddy --iterations 40 --timeout 40'
+step histories 190 bash -c 'trap : TERM; histories 150'
+table moves 200 moves 1,1,1 --cases all,no-warm-up
+table moves_dp2 290 moves 1,1,2 --cases all,no-groups,node-lost # of three GPUs or more
+table moves_350m 200 moves 1,1,1 --size 350m --cases all
+table bench_steady 150 env UNICRON_DEMO_SIZE=350m "$PYTHON" bench/gpu/bench_steady.py --seconds 75
+table bench_torchrun 110 "$PYTHON" bench/gpu/bench_torchrun.py --sizes small 350m
+table managed_350m 150 bash -c \
+  'managed 1,1,2 350m kill-compute,kill-reduce,kill-now,illegal-access --timeout 60 --unmanaged'
+table managed_buddy_every 90 bash -c \
+  'managed 1,1,2 small kill-step,node-now --sharded --buddy-every 5 --iterations 60 --timeout 40'
+table bench_steady_buddy 150 env UNICRON_DEMO_SIZE=350m \
+  "$PYTHON" bench/gpu/bench_steady.py --seconds 70 --sharded --buddy-every 10 --block 10
+step histories_sharded 190 bash -c 'trap : TERM; histories 150 --distributed'
+table managed_sharded 100 bash -c 'managed 1,1,2 small kill-reduce,kill-step --sharded --unmanaged'
+table managed_tp2 100 bash -c 'managed 2,1,1 small kill-compute,kill-reduce,kill-commit --unmanaged'
+table managed_pp2 100 bash -c 'managed 1,2,1 small kill-compute,kill-reduce,kill-commit --unmanaged'
 step nccl 150 "${pytest[@]}" tests/gpu/test_nccl.py
 step template 60 "${pytest[@]}" tests/gpu/test_gpu_template.py
-table managed_dp2 150 bash -c "managed 1,1,2 small $all_kills"
-table managed_hangs 150 bash -c "managed 1,1,2 small $hangs --timeout 40"
 table bench_gone 60 "$PYTHON" bench/gpu/bench_gone.py --runs 3
+table bench_groups 60 "$PYTHON" bench/gpu/bench_groups.py --runs 2
 table bench_arena 60 "$PYTHON" bench/gpu/bench_arena.py --runs 2
 table bench_copy 40 "$PYTHON" bench/gpu/bench_copy.py
-table bench_groups 60 "$PYTHON" bench/gpu/bench_groups.py --runs 2
 table bench_exact 40 "$PYTHON" bench/gpu/bench_exact.py
-table managed_sharded 100 bash -c 'managed 1,1,2 small kill-reduce,kill-step --sharded'
-table managed_tp2 100 bash -c 'managed 2,1,1 small kill-compute,kill-reduce,kill-commit'
-table managed_pp2 100 bash -c 'managed 1,2,1 small kill-compute,kill-reduce,kill-commit'
-table moves 240 moves 1,1,1 --cases all,no-warm-up
-table moves_dp2 290 moves 1,1,2 --cases all,no-groups,node-lost # of three GPUs or more
-table moves_350m 290 moves 1,1,1 --size 350m --cases all --moves 2
-table managed_350m 200 bash -c 'managed 1,1,2 350m kill-compute,kill-reduce,kill-step'
 step doctor 30 "$PYTHON" -m unicron.cli doctor
 step wheel 120 bash -c wheel
+step arena 150 "${pytest[@]}" tests/gpu/test_arena.py
 keep_logs
 echo "=== summary"
 cat "$OUT/summary.md"

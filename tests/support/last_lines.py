@@ -47,11 +47,16 @@ def show(path: Path, lines: int = LINES) -> None:
 
 
 def _or_nothing(ask: Callable[[], list[Any]]) -> list[Any]:
-    try:
-        return ask()
-    except Exception as error:
-        print(f"--- cannot be asked: {error}")
-        return []
+    """Asked twice: who was interrupted between a question and its answer gets that answer to the next question."""
+    for is_last in (False, True):
+        try:
+            found = ask()
+            if is_last:
+                return found
+        except Exception as error:
+            if is_last:
+                print(f"--- cannot be asked: {error}")
+    return []
 
 
 def _state(pid: int) -> str:

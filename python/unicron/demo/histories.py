@@ -22,7 +22,7 @@ from typing import Any
 from unicron.demo import compare, runner
 from unicron.demo.progress import Progress
 from unicron.demo.scenarios import Act, Expect, Fault, Scenario
-from unicron.demo.watch import WatchProblem
+from unicron.demo.watch import TIMEOUT_S, WatchProblem
 from unicron.runtime.local_cluster import ClusterProblem
 from unicron.types import Layout
 
@@ -98,7 +98,7 @@ def main() -> int:
     seeds = range(options.seed, options.seed + options.count)
     options.into.parent.mkdir(parents=True, exist_ok=True)
     folder, wrong, began = options.folder / f"{options.layout}-{optimizer}", 0, time.monotonic()
-    setting = runner.Options(layout, folder=folder, measure_unmanaged=False)
+    setting = runner.Options(layout, folder=folder, measure_unmanaged=False, timeout_s=options.timeout)
     ran = 0
     try:
         with runner.Suite(setting, Progress()) as suite:
@@ -134,6 +134,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of the first one")
     parser.add_argument("--seconds", type=float, default=0, help="none begins after so long; 0: no bound")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for one, beside its iterations")
     parser.add_argument("--folder", type=Path, default=Path("results/histories"), help="records and logs")
     return parser.parse_args()
 

@@ -63,6 +63,7 @@ class Options:
     measure_unmanaged: bool = True
     keep: bool = False  # gradients and weights of the runs
     variant: Variant = PLAIN
+    timeout_s: float | None = None  # of a run, beside its iterations; None: the watch's own
 
 
 @dataclass
@@ -191,7 +192,7 @@ class Suite:
         watch = Watch(cluster, task, folder, scenario, planned, usual_ms, self._progress)
         problem = ""
         try:
-            watch.until_over()
+            watch.until_over(self._options.timeout_s)
         except WatchProblem as error:
             problem = str(error)
             with contextlib.suppress(Exception):

@@ -117,8 +117,11 @@ class Watch:
         self._running = False
         self.seen = Seen()
 
-    def until_over(self) -> Seen:
-        deadline = time.monotonic() + TIMEOUT_S + self._planned * TIMEOUT_PER_ITERATION_S
+    def until_over(self, timeout_s: float | None = None) -> Seen:
+        """timeout_s: beside what the iterations take. Raises WatchProblem."""
+        deadline = (
+            time.monotonic() + (TIMEOUT_S if timeout_s is None else timeout_s) + self._planned * TIMEOUT_PER_ITERATION_S
+        )
         while self.seen.view.get("phase") not in OVER:
             if time.monotonic() > deadline:
                 view = self.seen.view

@@ -440,6 +440,7 @@ class Engine:
             self.stepper.step(action.commit, lambda mark: None)
         else:
             self.stepper.show_main_params()
+        self.memory.synchronize()  # the next line says that it is there
         self.ledger.end_step(action.iteration, self.stepper.extra_state(), gathered=False)
         self.account.state_source = "buddy"
         return on.Done()
@@ -454,6 +455,7 @@ class Engine:
         self.stepper.show_main_params()
         self.ledger.set_branch(action.branch)
         self.buddies.forget(after=action.iteration)
+        self.memory.synchronize()  # the next line says that it is there
         self.ledger.end_step(action.iteration, self.stepper.extra_state(), gathered=False)
         self.account.went_back(before, action.iteration)
         return on.Done()
