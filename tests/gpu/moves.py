@@ -35,7 +35,9 @@ from unicron.types import Layout
 
 WITHOUT = {"all": "none", "no-groups": "groups", "no-warm-up": "warm-up", "bare": "groups,warm-up"}
 NODE_LOST = "node-lost"
-ITERATIONS = {"small": 1500, "350m": 500}
+SIZES = ("small", "350m")
+PROBED = 60  # iterations that say how long one takes
+MOVE_S = 10.0  # a new process on a GPU, mostly
 FIRST_COUNTED = 4  # kernels are loaded in those before
 LOG_LINES = 40
 
@@ -255,21 +257,33 @@ def print_logs(case: Case, cluster_logs: Path) -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layout", default="1,1,1", help="tp,pp,dp; (dp + 1) x tp x pp GPUs are needed")
-    parser.add_argument("--size", default="small", choices=ITERATIONS)
+    parser.add_argument("--size", default="small", choices=SIZES)
     parser.add_argument("--sharded", action="store_true", help="the distributed optimizer")
     parser.add_argument("--cases", default="all,no-warm-up,no-groups", help=f"of {', '.join(WITHOUT)}, {NODE_LOST}")
-    parser.add_argument("--iterations", type=int, default=0, help="of a run; 0: by the size")
-    parser.add_argument("--moves", type=int, default=3, help="of a run")
+    parser.add_argument("--iterations", type=int, default=0, help="of a run; 0: enough for its moves")
+    parser.add_argument("--moves", type=int, default=2, help="of a run")
     parser.add_argument("--timeout", type=float, default=150, help="of a run, in seconds")
     parser.add_argument("--pretend", action="store_true", help="no GPU here: tests/support/pretend_gpu.py")
     parser.add_argument("--folder", type=Path, default=Path("results/moves"))
-    options = parser.parse_args()
-    options.iterations = options.iterations or ITERATIONS[options.size]
-    return options
+    return parser.parse_args()
+
+
+def enough(cluster: LocalCluster, options: argparse.Namespace, layout: Layout) -> int:
+    """Iterations in whose time all moves can be."""
+    options.iterations = PROBED
+    probe = Case("probe", cluster, options, layout)
+    result = probe.carry_out()
+    measured(probe, result)
+    if result["phase"] != "done" or not result["median_ms"]:
+        print(f"the first run is {result['phase']}: {result['error']}", flush=True)
+        print_logs(probe, options.folder / "logs" / "cluster")
+    found = int((options.moves * MOVE_S + 5) * 1000 / max(result["median_ms"], 1.0))
+    return min(max(found, PROBED), 20_000)
 
 
 def run_cases(cluster: LocalCluster, options: argparse.Namespace, layout: Layout) -> int:
     """Cases that went wrong."""
+    options.iterations = options.iterations or enough(cluster, options, layout)
     reference = Case("reference", cluster, options, layout)
     undisturbed = reference.carry_out()
     measured(reference, undisturbed)
@@ -320,7 +334,7 @@ def main() -> int:
     elif num_there < num_needed:
         print(f"{num_there} GPUs here, {num_needed} needed for {options.layout} and a free node", file=sys.stderr)
         return 2
-    print(f"\nmoves, {options.size}, tp {tp} pp {pp} dp {dp}, {options.iterations} iterations; times in ms\n")
+    print(f"\nmoves, {options.size}, tp {tp} pp {pp} dp {dp}; times in ms\n")
     print("| case | end | bits | moves | iteration | pause | first | state GB/s | left after s | lost node: committed "
           "| warm-up | run s |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)

@@ -98,16 +98,17 @@ histories() { # SECONDS [OPTION...]: random faults in exact mode, all to end in 
   return "$code"
 }
 
-keep_logs() {
-  cp results/managed/managed.jsonl results/moves/*/moves.jsonl "$OUT/" 2>/dev/null
-  tar -czf "$OUT/managed-logs.tgz" --exclude='*.npy' --exclude='*.pt' results/managed results/histories results/moves \
-    2>/dev/null
-}
-
 moves() { # LAYOUT [OPTION...]
   local layout=$1
   shift
   "$PYTHON" tests/gpu/moves.py --layout "$layout" --folder results/moves "$@"
+}
+
+keep_logs() {
+  cp results/managed/managed.jsonl "$OUT/" 2>/dev/null
+  cat results/moves/*/moves.jsonl >"$OUT/moves.jsonl" 2>/dev/null
+  tar -czf "$OUT/managed-logs.tgz" --exclude='*.npy' --exclude='*.pt' results/managed results/histories results/moves \
+    2>/dev/null
 }
 
 export -f facts build wheel managed histories moves
@@ -128,7 +129,9 @@ table managed_dp2 130 bash -c "managed 1,1,2 small $all_kills --timeout 40 --unm
 table managed_hangs 120 bash -c "managed 1,1,2 small $hangs --timeout 40"
 table managed_buddy 90 bash -c 'managed 1,1,2 small kill-reduce,node-now --sharded --buddy --iterations 40 --timeout 40'
 step histories 190 bash -c 'trap : TERM; histories 150'
-table moves 150 bash -c "moves 1,1,1 --cases all,no-warm-up --iterations 300 --moves 2"
+table moves 200 bash -c 'moves 1,1,1 --cases all,no-warm-up'
+table moves_dp2 290 bash -c 'moves 1,1,2 --cases all,no-groups,node-lost' # of three GPUs or more
+table moves_350m 200 bash -c 'moves 1,1,1 --size 350m --cases all'
 table bench_steady 150 "$PYTHON" bench/gpu/bench_steady.py --seconds 75
 table bench_torchrun 110 "$PYTHON" bench/gpu/bench_torchrun.py --sizes small 350m
 table managed_350m 150 bash -c \
