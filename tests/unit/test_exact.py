@@ -36,14 +36,15 @@ def build(*, exact: bool) -> tuple[Any, Any, Any, Any]:
     from unicron.training.compute import Computation
     from unicron.training.data import ByteCorpus, ByteDataset
     from unicron.training.exact import ExactGradients, exact_counts
-    from unicron.training.gradients import Gradients, staging_bytes
+    from unicron.training.gradients import Gradients, num_slots, staging_bytes
     from unicron.training.memory import StateMemory
 
     with contextlib.nullcontext() if pool is None else pool.born_here():
         built, optimizer, _ = demo.build(layout)
     model = Chunks(built)
     counts = exact_counts(model, layout)
-    memory = StateMemory(model, optimizer, staging_bytes(model, element_bytes=8), pool=pool, exact=counts)
+    staging = staging_bytes(model, element_bytes=8, slots=num_slots(pool))
+    memory = StateMemory(model, optimizer, staging, pool=pool, exact=counts)
     gradients = ExactGradients(model, memory, layout) if exact else Gradients(model, memory)
     computation = Computation(model, layout, memory.scalars)
     computation.backward_begins = lambda chunk, micro_batch: gradients.backward_begins(chunk)

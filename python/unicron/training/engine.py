@@ -140,6 +140,11 @@ class Engine:
         self.memory.synchronize()
         self.groups.require_whole(inside=inside)
 
+    def _require_result(self) -> None:
+        """The same of what this thread's stream waits for; more may be under way."""
+        self.memory.synchronize_stream()
+        self.groups.require_whole(inside=False)
+
     def _pulse(self, stage: Stage, micro_batch: int = -1, *, waiting: bool = False) -> None:
         self._micro_batch = micro_batch
         self.link.pulse.advance(int(stage), self.machine.record.iteration, micro_batch)
@@ -220,7 +225,7 @@ class Engine:
         shared = tuple(map(self.groups.data_index, action.shared))
         group = self.groups.data_group()
         hooks = ReduceHooks(
-            before, settle=lambda: self._require_good(inside=False),
+            before, settle=self._require_result,
             half_copied=lambda segment: self.maybe_fault(FaultPoint.COPY, segment),
         )  # fmt: skip
         self.gradients.reduce(self.ledger, group, shared, hooks)

@@ -240,6 +240,11 @@ class StateMemory:
         if self.pool is not None:
             torch.cuda.synchronize(self.device)
 
+    def synchronize_stream(self) -> None:
+        """All that was begun on this thread's stream has ended, and what that waits for; others may go on."""
+        if self.pool is not None:
+            torch.cuda.current_stream(self.device).synchronize()
+
     def state_pieces(self, piece_bytes: int = 64 << 20) -> list[torch.Tensor]:
         """Parameters and optimizer state as flat byte views of the region, for transfers."""
         spans: list[tuple[int, int]] = []

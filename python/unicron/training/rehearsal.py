@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from unicron.training.chunks import Chunks
+from unicron.training.gradients import squares_of
 from unicron.types import Layout
 
 
@@ -84,7 +85,7 @@ def _loss(gpt: Any, layout: Layout, device: int) -> None:
 def _step(model: Chunks, optimizer: Any) -> None:
     """Norm, scaling and update, as training/step.py does them."""
     for buffer in model.buffers:
-        torch.linalg.vector_norm(buffer.grad_data, dtype=torch.float64)
+        squares_of([buffer.grad_data])
         buffer.grad_data.zero_()
     optimizer.prepare_grads()
     optimizer.step_with_ready_grads()

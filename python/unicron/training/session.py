@@ -185,7 +185,7 @@ class Session:
         model = Chunks(model)
         take_over(model, optimizer)
         exact = exact_counts(model, self.layout)
-        staging = gradients.staging_bytes(model, element_bytes=8 if exact else 0)
+        staging = gradients.staging_bytes(model, element_bytes=8 if exact else 0, slots=gradients.num_slots(self._pool))
         undo = self._undo_bytes(optimizer)
         self._birth.__exit__(None, None, None)
         memory = StateMemory(model, optimizer, staging, undo, self._pool, exact, self._buddy_bytes(model))

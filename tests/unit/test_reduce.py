@@ -1,0 +1,160 @@
+"""Segments under way: one at a time, and two as on a GPU. The collective doubles what it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from unicron.training import gradients as module
+from unicron.training.gradients import Gradients, ReduceHooks, squares_of, staging_bytes
+from unicron.training.watched_group import LostOperation
+
+CHUNK_BYTES = 24  # six numbers
+NUMBERS = 27
+NUM_SEGMENTS = 6  # the scalars, four chunks of six, one of three
+
+
+@dataclass
+class Ledger:
+    segments_reduced: int = 0
+    open_copy: bool = False
+
+    def copying(self, number: int) -> None:
+        assert number == self.segments_reduced and not self.open_copy
+        self.open_copy = True
+
+    def reduced(self, count: int) -> None:
+        self.segments_reduced, self.open_copy = count, False
+
+
+@dataclass
+class Setting:
+    slots: int
+    said: list[str] = field(default_factory=list)
+    ended_at: int = 1_000  # the collective that the group's end meets
+    killed_at: int = 1_000  # the segment whose result is half copied
+    made: int = 0
+
+    def __post_init__(self) -> None:
+        data = torch.arange(NUMBERS, dtype=torch.float32)
+        buffer = SimpleNamespace(grad_data=data, params=[])
+        self.model: Any = SimpleNamespace(buffers=[buffer], expert_parallel_buffers=[])
+        nbytes = staging_bytes(self.model, CHUNK_BYTES, slots=self.slots)
+        self.memory: Any = SimpleNamespace(
+            pool=None if self.slots == 1 else object(), scalars=torch.ones(4, dtype=torch.float64),
+            staging=torch.zeros(nbytes, dtype=torch.uint8), synchronize=lambda: self.said.append("all ended"),
+            synchronize_stream=lambda: None,
+        )  # fmt: skip
+        self.ledger = Ledger()
+        self.gradients = self.gradients_again()
+
+    def gradients_again(self) -> Gradients:
+        """An heir's, over the same memory."""
+        return Gradients(self.model, self.memory, CHUNK_BYTES)
+
+    def all_reduce(self, tensor: torch.Tensor, group: Any, async_op: bool) -> Any:
+        number, self.made = self.made, self.made + 1
+        self.said.append(f"begin {number}")
+
+        def wait() -> None:
+            self.said.append(f"wait {number}")
+            if number >= self.ended_at:
+                tensor.fill_(-1.0)  # whatever a collective that was ended leaves
+            else:
+                tensor.mul_(2)
+
+        if async_op:
+            return SimpleNamespace(wait=wait)
+        wait()
+        return None
+
+    def hooks(self) -> ReduceHooks:
+        def settle() -> None:
+            if self.said[-1] == f"wait {self.ended_at}":
+                raise LostOperation("the group was ended")
+
+        def half_copied(number: int) -> None:
+            if number == self.killed_at:
+                raise KeyboardInterrupt
+
+        return ReduceHooks(lambda number: None, settle, half_copied)
+
+    def reduce(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module.dist, "all_reduce", self.all_reduce)
+        self.gradients.reduce(self.ledger, object(), (), self.hooks())  # type: ignore[arg-type]
+
+    def sums(self) -> list[float]:
+        return [float(x) for segment in self.gradients.segments for x in segment]
+
+
+def whole(count: int) -> list[float]:
+    """What all segments hold when so many are reduced."""
+    segments = [torch.ones(4), *torch.arange(NUMBERS, dtype=torch.float32).split(6)]
+    return [float(x) * (2 if number < count else 1) for number, segment in enumerate(segments) for x in segment]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_all_segments_are_reduced_once(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(slots)
+    setting.reduce(monkeypatch)
+    assert setting.sums() == whole(NUM_SEGMENTS) and setting.ledger.segments_reduced == NUM_SEGMENTS
+
+
+def test_the_next_one_is_under_way_while_a_result_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(2)
+    setting.reduce(monkeypatch)
+    assert setting.said[:5] == ["begin 0", "begin 1", "wait 0", "begin 2", "wait 1"]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("ended_at", range(NUM_SEGMENTS))
+def test_a_group_that_ends_tears_no_sum(slots: int, ended_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(slots, ended_at=ended_at)
+    with pytest.raises(LostOperation):
+        setting.reduce(monkeypatch)
+    assert setting.ledger.segments_reduced == ended_at and setting.sums() == whole(ended_at)
+    assert setting.said[-1] == "all ended", "what is under way may still write to its slot"
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("killed_at", range(NUM_SEGMENTS))
+def test_an_heir_finishes_a_half_copied_result(slots: int, killed_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(slots, killed_at=killed_at)
+    with pytest.raises(KeyboardInterrupt):
+        setting.reduce(monkeypatch)
+    assert setting.ledger.open_copy
+    setting.gradients_again().finish_open_copy(setting.ledger)  # type: ignore[arg-type]
+    assert setting.sums() == whole(killed_at + 1) and setting.ledger.segments_reduced == killed_at + 1
+
+
+def test_an_ended_collective_that_raises_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(2)
+    begin = setting.all_reduce
+
+    def refused(*arguments: Any, **words: Any) -> Any:
+        if setting.made == 3:
+            raise dist.DistError("NCCL error: the communicator was revoked")
+        return begin(*arguments, **words)
+
+    monkeypatch.setattr(module.dist, "all_reduce", refused)
+    with pytest.raises(dist.DistError):
+        setting.gradients.reduce(setting.ledger, object(), (), setting.hooks())  # type: ignore[arg-type]
+    assert setting.sums() == whole(2) and setting.said[-1] == "all ended"
+
+
+def test_slots_hold_a_chunk_each_and_are_aligned() -> None:
+    model: Any = SimpleNamespace(buffers=[SimpleNamespace(grad_data=torch.zeros(NUMBERS))], expert_parallel_buffers=[])
+    assert staging_bytes(model, CHUNK_BYTES) == 64 and staging_bytes(model, CHUNK_BYTES, slots=2) == 1024
+    assert staging_bytes(model, 104, slots=2) == 1024 and staging_bytes(model, slots=1) == NUMBERS * 4
+
+
+def test_squares_are_summed_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SQUARED_ON_CPU", 5)
+    spans = [torch.arange(NUMBERS, dtype=torch.float32), torch.ones(3, dtype=torch.bfloat16)]
+    assert squares_of(spans) == pytest.approx(sum(n * n for n in range(NUMBERS)) + 3, rel=1e-12)
+    assert squares_of([]) == 0.0
