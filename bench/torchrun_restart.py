@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,12 +58,24 @@ def one(
             raise DidNotComeBack(f"ended with exit code {error.returncode}; {_end_of_log(Path(folder))}") from None
         lines = [json.loads(line) for line in (Path(folder) / "commits").read_text().splitlines()]
         killed = int((Path(folder) / "killed").read_text())
-    last: dict[int, int] = {line["iteration"]: line["ns"] for line in lines}
-    before = {line["iteration"]: line["ns"] for line in lines if line["ns"] <= killed}
+    return restart_of([(line["iteration"], line["ns"]) for line in lines], killed)
+
+
+def restart_of(commits: Sequence[tuple[int, int]], killed_ns: int) -> Restart:
+    """commits: (iteration, ns) in the order in which rank 0 made them; it may commit the last one before the kill a
+    little after it."""
+    last = dict(commits)
+    before: dict[int, int] = {}
+    restarted: list[int] = []
+    for iteration, ns in commits:
+        if iteration in before or iteration >= KILL_ITERATION:
+            restarted.append(ns)
+        else:
+            before[iteration] = ns
     gaps = [(before[i] - before[i - 1]) / 1e6 for i in range(2, KILL_ITERATION)]
     usual = float(sorted(gaps)[len(gaps) // 2])
-    caught_up = (last[KILL_ITERATION] - killed) / 1e6
-    again = (min(line["ns"] for line in lines if line["ns"] > killed) - killed) / 1e6
+    caught_up = (last[KILL_ITERATION] - killed_ns) / 1e6
+    again = (min(restarted) - killed_ns) / 1e6
     return Restart((last[KILL_ITERATION] - before[KILL_ITERATION - 1]) / 1e6 - usual, again, caught_up, usual)
 
 

@@ -138,19 +138,23 @@ DevicePointer GpuArena::allocate(uint64_t nbytes) {
   made.piece = {static_cast<int64_t>(allocations_.size()), slab.place.offset + slab.used_bytes, wanted};
   made.slab = static_cast<size_t>(slab.place.number);
   made.is_live = true;
+  by_offset_[made.piece.offset] = allocations_.size();
   allocations_.push_back(made);
   slab.used_bytes += wanted;
   ++slab.num_live;
   return range_.begin() + made.piece.offset;
 }
 
-// The last slab, if the piece fits, else a new one.
+// The one whose free end fits the piece best, else a new one: an eighth of all until now, so that what stays free at
+// the ends is little of a large state and of a small one.
 GpuArena::Slab& GpuArena::slab_for(uint64_t nbytes) {
-  if (!slabs_.empty()) {
-    Slab& last = slabs_.back();
-    if (last.is_mapped && last.place.nbytes - last.used_bytes >= nbytes) return last;
+  Slab* best = nullptr;
+  for (Slab& slab : slabs_) {
+    if (!slab.is_mapped || slab.free_bytes() < nbytes) continue;
+    if (best == nullptr || slab.free_bytes() < best->free_bytes()) best = &slab;
   }
-  const uint64_t usual_bytes = slabs_.size() < kSmallSlabsMax ? kSlabBytes : kLargeSlabBytes;
+  if (best != nullptr) return *best;
+  const uint64_t usual_bytes = std::clamp(used_bytes_ / 8, kSlabBytes, kLargeSlabBytes);
   const uint64_t slab_bytes = round_up(std::max(nbytes, usual_bytes), round_up(kSharedBlockBytes, granularity_));
   if (slab_bytes > range_.nbytes() - used_bytes_) {
     throw Error(ErrorCode::kLimitExceeded, "the arena's addresses are used up: " + std::to_string(used_bytes_) +
@@ -209,14 +213,14 @@ void GpuArena::free(DevicePointer address) {
   const gpu::ScopedDevice current(device_);
   const std::lock_guard lock(mutex_);
   const uint64_t offset = address - range_.begin();
-  const auto found =
-      std::lower_bound(allocations_.begin(), allocations_.end(), offset,
-                       [](const Allocation& allocation, uint64_t at) { return allocation.piece.offset < at; });
-  if (found == allocations_.end() || found->piece.offset != offset || !found->is_live) {
+  const auto found = by_offset_.find(offset);
+  if (found == by_offset_.end()) {
     throw Error(ErrorCode::kInvalidArgument, "no piece of the arena begins at this address");
   }
-  found->is_live = false;
-  Slab& slab = slabs_[found->slab];
+  Allocation& allocation = allocations_[found->second];
+  by_offset_.erase(found);
+  allocation.is_live = false;
+  Slab& slab = slabs_[allocation.slab];
   if (--slab.num_live > 0) return;
   unmap(&slab);
   slab.memory = GpuMemory();

@@ -91,7 +91,7 @@ def test_an_heir_finds_what_its_predecessor_wrote() -> None:
             ctypes.memset(address, 65 + number, 7)
         fds = owner.export_all()
         sizes = [nbytes for _, _, nbytes in owner.slabs()]
-        assert len(fds) == 3
+        assert len(fds) == 2
         del owner
         heir = _core.GpuArena(1, 0, False)  # an understudy: no memory of its own
         mine = [heir.allocate(n) for n in (1, 130 * {MIB}, 320 * {MIB}, 7)]
@@ -106,9 +106,47 @@ def test_an_heir_finds_what_its_predecessor_wrote() -> None:
             assert ctypes.string_at(address, 3) == bytes([65 + number]) * 3
         assert heir.memory_bytes == sum(sizes)
         again = heir.export_all()  # its own heir can take it on
-        assert len(again) == 3
+        assert len(again) == 2
     """,
         FAKE_CUDA_MEMORY=str(4 << 30),
+    )
+
+
+def test_little_of_a_state_is_left_free_at_the_ends_of_slabs() -> None:
+    """Parameters, main parameters and moments of 12 layers: an eighth of the memory was lost at ends of 256 MiB."""
+    run(
+        f"""
+        layer = (75, 25, 100, 100)
+        arena = _core.GpuArena(0, 0, True)
+        wanted = 0
+        for kind in range(3):
+            for _ in range(12):
+                for mib in layer:
+                    arena.allocate(mib * {MIB})
+                    wanted += mib * {MIB}
+        assert arena.memory_bytes < 1.06 * wanted, (arena.memory_bytes / wanted, len(arena.slabs()))
+        offsets = [offset for _, offset, _ in arena.pieces()]
+        assert offsets != sorted(offsets)  # a later piece lies at the end of an earlier slab
+        ends = [(offset, offset + nbytes) for _, offset, nbytes in sorted(arena.pieces(), key=lambda p: p[1])]
+        assert all(a[1] <= b[0] for a, b in zip(ends, ends[1:]))
+        for offset in offsets:
+            arena.free(arena.address + offset)
+        assert arena.pieces() == [] and arena.memory_bytes == 0
+    """,
+        FAKE_CUDA_MEMORY=str(32 << 30),
+    )
+
+
+def test_the_largest_gpus_arena_fits_one_message() -> None:
+    """Of descriptors: 253."""
+    run(
+        f"""
+        arena = _core.GpuArena(0, 0, True)
+        while arena.memory_bytes < 186 << 30:
+            arena.allocate(105 * {MIB})
+        assert len(arena.slabs()) <= 253, len(arena.slabs())
+    """,
+        FAKE_CUDA_MEMORY=str(192 << 30),
     )
 
 

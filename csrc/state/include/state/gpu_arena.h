@@ -1,11 +1,12 @@
 // Training state on a GPU in memory that outlives its process.
 //
 // An arena is one reserved range of addresses of one GPU, filled from its start with slabs of exportable memory (256
-// MiB, or as large as one allocation takes). Allocations ("pieces") take the next addresses of the last slab, and are
-// recorded in order: the same script allocates the same pieces in the same order, so an heir's slab number k is its
-// predecessor's number k, whatever the addresses of either are. Adoption replaces the memory under every slab by the
-// predecessor's: no copy, no pointer of the heir changes. Slabs, because each costs a descriptor and a mapping: with
-// one per allocation of torch's a model has hundreds, and adoption takes as many times longer.
+// MiB to 1 GiB, or as large as one allocation takes). Allocations ("pieces") take the next addresses of the slab whose
+// end they fit best, and are recorded in order: the same script allocates the same pieces in the same order, so an
+// heir's slab number k is its predecessor's number k, whatever the addresses of either are. Adoption replaces the
+// memory under every slab by the predecessor's: no copy, no pointer of the heir changes. Slabs, because each costs a
+// descriptor and a mapping: with one per allocation of torch's a model has hundreds, and adoption takes as many times
+// longer.
 //
 // Backing::kShared is an understudy's: all slabs show one small block of memory again and again, so a model of any size
 // can be built on a busy GPU (what it writes there is nonsense and is never read); it gets memory of its own, or its
@@ -16,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -29,7 +31,6 @@ constexpr size_t kPiecesMax = 65'536;
 // Few enough that the descriptors of the largest GPU's arena fit one message (253).
 constexpr uint64_t kSlabBytes = 256 << 20;
 constexpr uint64_t kLargeSlabBytes = 1 << 30;
-constexpr size_t kSmallSlabsMax = 64;
 
 // Memory of a GPU with a handle. Released when destroyed; mappings of it keep it alive.
 class GpuMemory {
@@ -113,6 +114,7 @@ class GpuArena {
     int64_t num_live = 0;
     GpuMemory memory;  // not held: shared backing
     bool is_mapped = false;
+    uint64_t free_bytes() const { return place.nbytes - used_bytes; }
   };
   struct Allocation {
     Piece piece;
@@ -133,7 +135,8 @@ class GpuArena {
   GpuMemory shared_block_;
   uint64_t used_bytes_ = 0;  // addresses taken by slabs
   std::vector<Slab> slabs_;
-  std::vector<Allocation> allocations_;  // by offset
+  std::vector<Allocation> allocations_;   // in the order in which they were made
+  std::map<uint64_t, size_t> by_offset_;  // of the live ones, places in it
 };
 
 // Another process's memory, mapped here: to read a peer's piece, or to look at an arena whose owner is gone.
