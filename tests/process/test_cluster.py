@@ -174,3 +174,22 @@ def test_a_program_that_is_missing_stops_the_task(cluster: LocalCluster, tmp_pat
     assert (row["outcome"], "exit code 2" in row["cause"]) == ("stopped", True), row
     said = (tmp_path / "t" / "0" / "0" / "stderr.log").read_text()
     assert "cannot run no-such-program" in said
+
+
+def test_another_cluster_of_this_machine_may_end_as_it_likes(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Its agents found their template gone, and killed who bore their workers' names: ours."""
+    task = cluster.submit(plain_job("t", tmp_path / "ours", iterations=400))
+    running(cluster, task)
+    ours = [cluster.member(task, rank) for rank in (0, 1)]
+    with LocalCluster(num_agents=2, slots=1, understudies=1, imports="unicron._core") as other:
+        theirs = other.submit(plain_job("t", tmp_path / "theirs", iterations=400))
+        running(other, theirs)
+        assert {other.member(theirs, rank).worker for rank in (0, 1)} == {member.worker for member in ours}
+        victims = [other.member(theirs, rank).pid for rank in (0, 1)]
+        for pid in processes.find(other.directory):
+            if "unicron.runtime.template" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                processes.kill(pid)
+        eventually(lambda: not any(map(processes.is_alive, victims)))
+        eventually(lambda: not [pid for pid in processes.find(other.directory) if processes.worker_of(pid)])
+    assert [cluster.member(task, rank) for rank in (0, 1)] == ours
+    assert all(processes.is_alive(member.pid) for member in ours) and cluster.incidents(task) == []

@@ -13,6 +13,7 @@ from unicron.runtime.agent_process import AgentProcess, AgentSettings
 from unicron.runtime.files import FileProblem, make_folder
 from unicron.runtime.framing import SocketInUse, path_problem, remove_stale
 from unicron.runtime.keyring import server_keys
+from unicron.runtime.processes import TEMPLATE_MARK
 
 STOP_S_MAX = 10.0
 
@@ -36,6 +37,7 @@ def run_with_template(settings: AgentSettings, imports: str) -> int:
     command = [sys.executable, "-m", "unicron.runtime.template", *arguments]
     template = subprocess.Popen(
         command,
+        env={**os.environ, TEMPLATE_MARK: str(settings.template_path)},
         stdin=subprocess.DEVNULL,
         pass_fds=(lifeline_end,),
         start_new_session=True,

@@ -168,7 +168,8 @@ class AgentProcess:
         self._last_reasons: dict[str, str] = {}
         self._environment = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT_DROPPED}
         self._server = WorkerServer(directory / "agent.sock")
-        self._template: TemplateLink | None = TemplateLink(settings.template_path, TEMPLATE_MS_MAX)
+        self._template_path = settings.template_path
+        self._template: TemplateLink | None = TemplateLink(self._template_path, TEMPLATE_MS_MAX)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = Gatekeeper(self._context)
         self._admit()
@@ -401,7 +402,7 @@ class AgentProcess:
             log.error("the template is gone: %s", text)
             self._template.close()
             self._template = None
-            processes.end_of_workers(self._machine.state.workers)
+            processes.end_of_workers(self._machine.state.workers, self._template_path)
             self._take(TemplateLost())
             self._ending.ask("the template is gone")
 
@@ -476,7 +477,7 @@ class AgentProcess:
     def _fork(self, request: Fork, slot: int, *, is_exec: bool) -> None:
         self._pulses.prepare(slot)
         self._post_mortem.ordered(request.worker, request.stderr)
-        environment = {**self._environment, **request.env}
+        environment = {**self._environment, **request.env, processes.TEMPLATE_MARK: str(self._template_path)}
         environment.update(socket_environment(self._machine.config.state_network, environment))
         if is_exec:
             environment["UNICRON_EXEC"] = "1"

@@ -206,7 +206,8 @@ class LocalCluster:
 
     def start_template(self) -> None:
         command = ["--socket", str(self._template_socket), "--import", self._imports]
-        self._start("template", "unicron.runtime.template", command)
+        mark = {processes.TEMPLATE_MARK: str(self._template_socket)}
+        self._start("template", "unicron.runtime.template", command, mark)
 
     def start_coordinator(self) -> None:
         """First time, or again after ``kill_coordinator``: same port, same journal."""
@@ -443,10 +444,11 @@ class LocalCluster:
         first = self.nodes.index(node) * self._slots
         return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[(first + slot) % len(gpus)] for slot in range(self._slots))}
 
-    def _start(self, name: str, module: str, arguments: Sequence[str]) -> None:
-        self._spawn(name, [sys.executable, "-m", module, *arguments, "--lifeline", str(self._lifeline_end)])
+    def _start(self, name: str, module: str, arguments: Sequence[str], more: Mapping[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", module, *arguments, "--lifeline", str(self._lifeline_end)]
+        self._spawn(name, command, more)
 
-    def _spawn(self, name: str, command: Sequence[str]) -> None:
+    def _spawn(self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None) -> None:
         old = self._daemons.get(name)
         if old is not None and old.poll() is None:
             raise ClusterProblem(f"{name} is running already")
@@ -454,7 +456,7 @@ class LocalCluster:
         with (self.log_dir / f"{name}.err").open("ab") as errors:
             self._daemons[name] = subprocess.Popen(
                 command,
-                env={**self._environment, **self._gpus_of(name)},
+                env={**self._environment, **self._gpus_of(name), **(more or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,

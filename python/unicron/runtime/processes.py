@@ -17,22 +17,15 @@ from pathlib import Path
 MARK = "UNICRON_CLUSTER"
 TITLE_MARK = b"unicron worker "  # child.TITLE
 WORKER_MARK = b"UNICRON_WORKER="
+# Of a template and all that it forked, the path of its socket: clusters of one machine name their workers alike.
+TEMPLATE_MARK = "UNICRON_TEMPLATE"
 
 
 def find(directory: Path) -> list[int]:
     """Living processes (no zombies) of the cluster in this directory."""
-    mark = f"{MARK}={directory}".encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdecimal() or int(name) == os.getpid():
-            continue
-        try:
-            environment = Path(f"/proc/{name}/environ").read_bytes()
-        except OSError:
-            continue
-        if mark in environment.split(b"\0") and is_alive(int(name)):
-            found.append(int(name))
-    return found
+    mark = f"{MARK}={directory}"
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
+    return [pid for pid in pids if has_mark(pid, mark) and is_alive(pid)]
 
 
 def children() -> list[int]:
@@ -60,14 +53,26 @@ def worker_of(pid: int) -> str:
     return next(marked, WORKER_MARK)[len(WORKER_MARK) :].decode(errors="replace")
 
 
-def end_of_workers(workers: Iterable[str]) -> list[int]:
-    """SIGKILL to all that these workers started; their pids. For when nobody is left who would reap them."""
-    names, ended = set(workers), []
+def end_of_workers(workers: Iterable[str], template: Path) -> list[int]:
+    """SIGKILL to all that these workers of this template started; their pids. For when nobody is left who would reap
+    them."""
+    names, mark = set(workers), f"{TEMPLATE_MARK}={template}"
+    ended = []
     for name in os.listdir("/proc"):
-        if name.isdecimal() and int(name) != os.getpid() and worker_of(int(name)) in names:
+        if not name.isdecimal() or int(name) == os.getpid():
+            continue
+        if worker_of(int(name)) in names and has_mark(int(name), mark):
             kill(int(name))
             ended.append(int(name))
     return ended
+
+
+def has_mark(pid: int, mark: str) -> bool:
+    """Is this, name=value, in the environment that it was executed with?"""
+    try:
+        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def is_alive(pid: int) -> bool:
