@@ -205,7 +205,8 @@ def agent_stopped(task: Task) -> float:
                 raise Wrong("a stopped agent was not suspected")
             time.sleep(POLL_S)
         took_ms = now_ms() - begun_ms
-        went_on = task.iteration() > before + 1
+        while not (went_on := task.iteration() > before + 1) and time.monotonic() < deadline:
+            time.sleep(POLL_S)  # it may be suspect within an iteration
     finally:
         os.kill(pid, signal.SIGCONT)
     new = [i for i in task.cluster.incidents(task.name) if i["id"] not in task.known and not i["is_only_told"]]
