@@ -122,8 +122,8 @@ fuzz: setup
 matrix: setup
 	$(BIN)/python -m unicron.demo.matrix --into results/matrix.jsonl --folder results/matrix
 
-# FROM: a tag or a commit (0.2.0's); that version's core is built once.
-FROM ?= 2cac271
+# FROM: a tag or a commit (0.3.0's); that version's core is built once.
+FROM ?= a641caf
 MEASURED ?= 3
 OLDER = build/upgrade/$(FROM)
 $(OLDER)/python: | setup

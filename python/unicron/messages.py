@@ -192,6 +192,7 @@ class GpuRequest(_Message, frozen=True):
     task: str
     worker: str
     rank: Rank
+    num_gpus: int  # that the worker sees
 
 
 # ---------------------------------------------------------------- agent -> worker
@@ -221,7 +222,8 @@ class ArenaGrant(_Message, frozen=True):
 
 
 class GpuGrant(_Message, frozen=True):
-    index: int  # of this role's GPU among those that the node's workers see
+    index: int  # of this role's GPU among those that the node's workers see; -1: refused
+    refused: str = ""
 
 
 # ---------------------------------------------------------------- agent <-> template

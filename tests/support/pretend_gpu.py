@@ -104,7 +104,7 @@ class Memory(memory.StateMemory):
 
 
 def take_device(link: Any, rank: int) -> int:
-    index = link.request_gpu(rank)
+    index = link.request_gpu(rank, 8)
     print(f"pretend: rank {rank} has GPU {index}", flush=True)
     return int(index)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -18,6 +20,7 @@ from unicron.healing.resolve import Fetch
 from unicron.training import buddies, courier
 from unicron.training.buddies import Buddies, CopyDiffers, buddy_bytes
 from unicron.training.memory import force_optimizer_state
+from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
 RANKS = 3
@@ -42,7 +45,9 @@ class Rank:
             buddy=torch.zeros(buddy_bytes(model, layout), dtype=torch.uint8),
             pool=pool, device=torch.device("cpu"),
         )  # fmt: skip
-        groups = SimpleNamespace(data_group=lambda: group, data_index=lambda other: other)
+        groups = SimpleNamespace(
+            data_group=lambda: group, data_index=lambda other: other, require_whole=lambda inside: None
+        )  # fmt: skip
         self.rank, self.buddies = rank, Buddies(rank, layout, memory, groups)  # type: ignore[arg-type]
         self.was: dict[int, list[bytes]] = {}  # state by iteration
 
@@ -243,3 +248,42 @@ def test_a_new_epoch_renews_the_copies_at_once_and_keeps_what_all_can_go_back_to
     world.step(8)
     assert world.common(1) == 8
     assert all(common in rank.buddies.kept() for rank in world.ranks)
+
+
+def test_a_carriage_that_is_given_up_ends_with_the_piece_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recovery waited until a whole shard had gone to the host."""
+    monkeypatch.setattr(courier, "PIECE_BYTES", 8)
+    begun, goes_on = threading.Event(), threading.Event()
+    put = courier.Courier._put
+
+    def held_up(made: courier.Courier, arriving: Any) -> None:
+        begun.set()
+        assert goes_on.wait(10)
+        put(made, arriving)
+
+    monkeypatch.setattr(courier.Courier, "_put", held_up)
+    made = courier.Courier(torch.device("cpu"), 64)
+    made.leaving.fill_(7)
+    own = torch.zeros(64, dtype=torch.uint8)
+    carriage = courier.Carriage(made, [], own, torch.zeros_like(own), lambda: True)
+    assert begun.wait(10)
+    carriage.give_up()
+    assert carriage.is_stuck
+    goes_on.set()
+    with pytest.raises(LostOperation, match="given up"):
+        carriage.wait()
+    assert not carriage.is_stuck and not carriage.is_kept and not carriage.is_right
+    assert int(own.sum()) < 7 * 16, "two pieces at most went to the host"
+
+
+def test_who_waits_for_a_carriage_hears_that_it_comes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A healthy copy of seconds looked like a wait for nobody."""
+    monkeypatch.setattr(courier, "PIECE_BYTES", 8)
+    monkeypatch.setattr(courier, "LOOK_S", 0.001)
+    put = courier.Courier._put
+    monkeypatch.setattr(courier.Courier, "_put", lambda self, what: (time.sleep(0.02), put(self, what))[1])
+    made = courier.Courier(torch.device("cpu"), 64)
+    own, moved = torch.zeros(64, dtype=torch.uint8), []
+    carriage = courier.Carriage(made, [], own, torch.zeros_like(own), lambda: True)
+    carriage.wait(lambda: moved.append(1))
+    assert carriage.is_kept and carriage.is_right and len(moved) >= 4

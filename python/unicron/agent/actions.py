@@ -158,7 +158,7 @@ class GrantGpu:
     """Answer a GpuRequest."""
 
     request_id: str
-    index: int
+    index: int  # -1: refused
     reason: str
 
 

@@ -10,12 +10,10 @@ from unicron.messages import Fork, StartWorkers, TaskSpec
 from unicron.types import Rank
 
 
-def fork_of(
-    order: StartWorkers, worker: str, incarnation: int, rank: Rank, node: str, socket: str, local_rank: int
-) -> Fork:
-    """local_rank: the place of the role, held or guessed, among the task's on this node."""
+def fork_of(order: StartWorkers, worker: str, incarnation: int, rank: Rank, node: str, socket: str) -> Fork:
     spec = order.spec
     local = [r for _, _, r, waiting in order.workers if not waiting]
+    local_rank = local.index(rank) if rank in local else 0
     env = {
         **spec.env,
         "RANK": str(rank),

@@ -12,6 +12,7 @@ from unicron.agent.events import GpuRequested
 from unicron.agent.state import State
 from unicron.agent.step import Step
 from unicron.agent.transitions import Phase
+from unicron.messages import GpuRequest
 from unicron.types import Rank
 
 Role = tuple[str, Rank]
@@ -25,34 +26,42 @@ def on_requested(step: Step, event: GpuRequested) -> None:
     if request.task != worker.task:
         step.refuse("not_holder", f"{worker.name} is of {worker.task}, not of {request.task}")
         return
+    index = gpu_of(step.state, step.config.node, request)
+    reason = f"rank {request.rank} of {request.task} lives there"
+    if index < 0:
+        reason = (
+            f"rank {request.rank} of {request.task} finds no GPU: this node's {request.num_gpus} all have roles; "
+            f"give its agent as many slots as it has GPUs"
+        )
+    step.actions.append(GrantGpu(event.request_id, index, reason))
+
+
+def gpu_of(state: State, node: str, request: GpuRequest) -> int:
+    """The role's GPU: its one until now, or the lowest free one, or one on which nothing of the present plans is. -1:
+    there is none. Who asks gives up the role that it was built for."""
     role = (request.task, request.rank)
-    index = index_of(step.state, *role, asks=worker.name)
-    step.actions.append(GrantGpu(event.request_id, index, f"rank {request.rank} of {request.task} lives there"))
+    held, kept, waited_for = _roles_here(state, node, request.worker)
+    for other in [other for other in state.gpus if other not in held | kept | waited_for]:
+        del state.gpus[other]
+
+    def taken(by: set[Role]) -> set[int]:
+        return {index for other, index in state.gpus.items() if other in by and other != role}
+
+    known = state.gpus.get(role)
+    if known is not None and known < request.num_gpus and known not in taken(held):
+        return known
+    for in_use in (held | kept | waited_for, held | kept, held):
+        free = next((index for index in range(request.num_gpus) if index not in taken(in_use)), None)
+        if free is not None:
+            state.gpus[role] = free
+            return free
+    return -1
 
 
-def index_of(state: State, task: str, rank: Rank, asks: str = "") -> int:
-    """The role's GPU; its one until now, or the lowest that no role of this node has. asks: a worker that gives up the
-    role it was built for."""
-    held = state.gpus.get((task, rank))
-    if held is not None:
-        return held
-    in_use = _roles_here(state, asks)
-    for role in [role for role in state.gpus if role not in in_use]:
-        del state.gpus[role]
-    taken = set(state.gpus.values())
-    index = next(i for i in range(len(taken) + 1) if i not in taken)
-    state.gpus[task, rank] = index
-    return index
-
-
-def local_rank(state: State, task: str, rank: Rank) -> int:
-    """Of the roles of this task: torchrun's LOCAL_RANK, which begins with 0 in every task."""
-    index = index_of(state, task, rank)
-    return index - min(i for (its, _), i in state.gpus.items() if its == task)
-
-
-def _roles_here(state: State, asks: str) -> set[Role]:
-    """Those that a process of this node has or is meant for, and those whose state is kept here."""
-    workers = [w for w in state.workers.values() if w.phase is not Phase.GONE]
-    held = {(w.task, w.rank) for w in workers if not (w.name == asks and w.waiting)}
-    return held | set(state.roles)
+def _roles_here(state: State, node: str, asks: str) -> tuple[set[Role], set[Role], set[Role]]:
+    """(those of this node's processes, and those that a plan has here; others whose state is kept here: an heir may
+    come to it, or nobody; those that somebody was built for and waits)."""
+    workers = [w for w in state.workers.values() if w.phase is not Phase.GONE and w.name != asks]
+    held = {(w.task, w.rank) for w in workers if not w.waiting}
+    held |= {(plan.task, m.rank) for plan in state.plans.values() for m in plan.members if m.node == node}
+    return held, set(state.roles), {(w.task, w.rank) for w in workers if w.waiting}

@@ -7,7 +7,7 @@ report is then sent again with the cause. Exit code 0 is an end, anything else a
 
 from __future__ import annotations
 
-from unicron.agent import arenas, gpus
+from unicron.agent import arenas
 from unicron.agent.actions import (
     SIGTERM,
     ExecWorker,
@@ -82,8 +82,7 @@ def start_workers(step: Step, order: StartWorkers) -> None:
             warms_up=name in order.warm_up,
         )
         step.state.workers[name] = worker
-        place = gpus.local_rank(step.state, spec.task, rank)
-        fork = fork_of(order, name, incarnation, rank, step.config.node, step.config.socket, place)
+        fork = fork_of(order, name, incarnation, rank, step.config.node, step.config.socket)
         kind = ForkWorker if spec.managed else ExecWorker
         step.actions.append(kind(fork, worker.slot, order.reason or "ordered"))
         step.set_timer("fork", name, step.config.fork_ms_max, "its process must exist")

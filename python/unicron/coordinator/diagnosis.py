@@ -133,11 +133,12 @@ def never_freed(task: TaskState) -> list[WorkerState]:
     members = [worker for worker in map(task.holder, plan.ranks) if worker is not None]
     if all(worker.progress == worker.progress_planned for worker in members):
         return []
-    return [worker for worker in deaf_to_plan(task) if _stands(worker.stalled)]
+    return [worker for worker in deaf_to_plan(task) if _stands(worker.stalled, plan.epoch)]
 
 
-def _stands(stalled: WorkerStalled | None) -> bool:
-    if stalled is None or stalled.stage is Stage.HEAL or stalled.cpu is Cpu.STARVED:
+def _stands(stalled: WorkerStalled | None, epoch: int) -> bool:
+    """epoch: the plan's, after which this must have been said; an agent of 0.2 does not say when."""
+    if stalled is None or stalled.stage is Stage.HEAL or stalled.cpu is Cpu.STARVED or stalled.epoch != epoch:
         return False
     return stalled.is_sure and stalled.waiting_in_collective
 

@@ -460,8 +460,8 @@ class AgentProcess:
                 self._timers.cancel(name)
             case GrantArena():
                 self._grant(action)
-            case GrantGpu(request, index):
-                self._server.answer(request, GpuGrant(index), ())
+            case GrantGpu(request, index, reason):
+                self._server.answer(request, GpuGrant(index, reason if index < 0 else ""), ())
             case DropArena(arena):
                 self._arenas.drop(arena)
             case RunChecks(is_idle):

@@ -438,7 +438,9 @@ class LocalCluster:
         """The nodes of one machine share out its GPUs, slot by slot; of several that are named to us, only those."""
         count = len([path for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()])
         named = self._environment.get("CUDA_VISIBLE_DEVICES")
-        gpus = [str(number) for number in range(count)] if named is None else named.split(",")
+        gpus = [str(number) for number in range(count)]
+        if named is not None:
+            gpus = [name for part in named.split(",") if (name := part.strip())]
         if node not in self.nodes or not count or (named is not None and len(gpus) < 2):
             return {}
         first = self.nodes.index(node) * self._slots

@@ -20,7 +20,7 @@ all the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -30,12 +30,13 @@ import torch.distributed as dist
 from unicron import _core
 from unicron.healing.buddies import Copy, holder_of, ward_of
 from unicron.healing.resolve import Fetch
-from unicron.training.courier import Carriage, Courier
+from unicron.training.courier import PIECE_BYTES, Carriage, Courier
 from unicron.training.groups import Groups
 from unicron.training.memory import StateMemory
 from unicron.training.nccl_groups import exchange
 from unicron.training.step import EXTRA_BYTES_MAX
 from unicron.training.undoable_step import ALIGN, aligned, nbytes_of, params_of, tensors_of
+from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, Rank
 
 HEADER_BYTES = ALIGN  # rank + 1, iteration; rank + 1 is 0 while there is no whole copy
@@ -125,6 +126,8 @@ class Buddies:
         self._common = -1  # the newest iteration that everybody can go back to
         self.spoil_next = False  # a fault: the next parcel is not what its seal says
         self._courier: Courier | None = None  # made with the first parcel: an understudy needs none
+        self._stuck: Carriage | None = None  # the newest one: until it ends nothing it writes to is used
+        self.moves: Callable[[], None] = lambda: None  # called while a copy that is waited for comes on
         self.taken = (0, 0.0)  # (bytes, ms) of what the holder sent last
 
     # ---------------------------------------------------------- what is there
@@ -171,6 +174,8 @@ class Buddies:
         if journey is None:
             return
         failed = False
+        if journey.carriage is not None:
+            journey.carriage.give_up()
         for work in journey.works:  # every one: what gloo lost is known by waiting only (watched_group.py)
             try:
                 work.wait()
@@ -200,6 +205,8 @@ class Buddies:
         return _Journey([receiving, sending], slot, Copy(ward, iteration))
 
     def _begin_on_gpu(self, slot: _Slot, holder: Rank, ward: Rank, iteration: int, extra: torch.Tensor) -> _Journey:
+        if self._stuck is not None and self._stuck.is_stuck:
+            raise LostOperation("the copy before does not end: the GPU, or the way to the host, hangs")
         courier = self._courier or Courier(self._memory.device, slot.parcel.numel())
         self._courier, copy = courier, Copy(self.rank, iteration)
         own = self._free(self._own(), iteration) if self.every else None
@@ -213,13 +220,18 @@ class Buddies:
             self._groups.data_group(), self._groups.data_index(holder), self._groups.data_index(ward),
             own.parcel if own is not None else None, slot.parcel, lambda: arriving.is_sealed(wanted),
         )  # fmt: skip
+        self._stuck = carriage
         return _Journey([carriage], slot, wanted, carriage, (own, copy) if own is not None else None)
 
     def _finish(self) -> None:
         if self._journey is None:
             return
         for work in self._journey.works:
-            work.wait()
+            if self._journey.carriage is not None:
+                work.wait(self.moves)
+                self._groups.require_whole(inside=False)  # an ended send returns like a good one
+            else:
+                work.wait()
         journey, self._journey = self._journey, None
         self._keep(journey)
         if not self._arrived(journey):
@@ -348,14 +360,16 @@ class Buddies:
     def _send(self, piece: torch.Tensor, target: Rank) -> None:
         if self._memory.pool is not None:
             group, index = self._groups.data_group(), self._groups.data_index(target)
-            exchange(piece, index, group, self._memory.device, receives=False)
+            for part in piece.split(PIECE_BYTES):  # what is on the host goes through the GPU, and it has little room
+                exchange(part, index, group, self._memory.device, receives=False)
             return
         dist.send(piece, group=self._groups.data_group(), group_dst=self._groups.data_index(target))
 
     def _receive(self, piece: torch.Tensor, source: Rank) -> None:
         if self._memory.pool is not None:
             group, index = self._groups.data_group(), self._groups.data_index(source)
-            exchange(piece, index, group, self._memory.device, receives=True)
+            for part in piece.split(PIECE_BYTES):
+                exchange(part, index, group, self._memory.device, receives=True)
             return
         dist.recv(piece, group=self._groups.data_group(), group_src=self._groups.data_index(source))
 

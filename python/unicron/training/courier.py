@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch.distributed as dist
 from unicron.training.watched_group import LostOperation
 
 PIECE_BYTES = 32 << 20
-CARRIED_S_MAX = 60.0
+CARRIED_S_MAX = 60.0  # without coming on
+LOOK_S = 0.02
 
 
 class Courier:
@@ -58,10 +60,11 @@ class Courier:
         if self._stream is not None:
             self._stream.synchronize()
 
-    def to_host(self, source: torch.Tensor, place: torch.Tensor) -> None:
-        """One piece comes from the GPU while the one before is put in its place."""
+    def to_host(self, source: torch.Tensor, place: torch.Tensor, check: Callable[[], None]) -> None:
+        """One piece comes from the GPU while the one before is put in its place. check() before each may end it."""
         before: tuple[torch.Tensor, torch.Tensor, Any] | None = None
         for number, start in enumerate(range(0, source.numel(), PIECE_BYTES)):
+            check()
             part = source[start : start + PIECE_BYTES]
             piece = self._pieces[number % 2][: part.numel()]
             piece.copy_(part, non_blocking=True)
@@ -98,6 +101,8 @@ class Carriage:
         self._courier, self._works, self._own, self._ward = courier, works, own, ward
         self._check = is_right
         self._error: Exception | None = None
+        self._is_given_up = False
+        self._progress = 0  # pieces on the host
         self.is_right = False  # what arrived, and all of it lies in its place
         self.is_kept = False  # the own parcel lies in its place
         # What was packed is packed on the stream of the thread that begins this; the other one waits for it.
@@ -107,13 +112,34 @@ class Carriage:
         self._thread = threading.Thread(target=self._run, name="unicron-buddy", daemon=True)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Raises LostOperation when it did not get through: its group was ended, as a rule."""
-        self._thread.join(CARRIED_S_MAX)
+    def wait(self, moves: Callable[[], None] = lambda: None) -> None:
+        """moves() is called whenever it has come on. Raises LostOperation when it did not get through: its group was
+        ended, as a rule."""
+        seen, deadline = -1, time.monotonic() + CARRIED_S_MAX
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            if seen != self._progress:
+                seen, deadline = self._progress, time.monotonic() + CARRIED_S_MAX
+                moves()
+            self._thread.join(LOOK_S)
         if self._thread.is_alive():
-            raise LostOperation(f"a copy was not carried within {CARRIED_S_MAX:.0f} s")
+            self.give_up()
+            raise LostOperation(f"a copy has not come on for {CARRIED_S_MAX:.0f} s")
         if self._error is not None:
             raise LostOperation(f"a copy was not carried: {self._error}")
+
+    def give_up(self) -> None:
+        """It ends with the piece that is on its way to the host: a recovery does not wait for a whole shard."""
+        self._is_given_up = True
+
+    @property
+    def is_stuck(self) -> bool:
+        """Given up, and still not at its end: what it writes to must not be used again."""
+        return self._is_given_up and self._thread.is_alive()
+
+    def _come_on(self) -> None:
+        if self._is_given_up:
+            raise LostOperation("it was given up")
+        self._progress += 1
 
     def _run(self) -> None:
         try:
@@ -127,11 +153,11 @@ class Carriage:
         if self._packed is not None:
             self._packed.wait()
         if self._own is not None:
-            courier.to_host(courier.leaving, self._own)
+            courier.to_host(courier.leaving, self._own, self._come_on)
             self.is_kept = True
         for work in self._works:
             work.wait()
         courier.settle()
         if self._check():
-            courier.to_host(courier.arriving, self._ward)
+            courier.to_host(courier.arriving, self._ward, self._come_on)
             self.is_right = True

@@ -82,6 +82,8 @@ class Engine:
         self.machine = HealingMachine(rank, layout, len(self.gradients.segments))
         self.transfer = StateTransfer(rank, memory, groups)
         self.buddies = Buddies(rank, layout, memory, groups) if layout.buddy else None
+        if self.buddies is not None:
+            self.buddies.moves = lambda: self._pulse(Stage.GATHER)
         self.account = account.Account(link, self.machine, groups)
         self.forward_step: compute.ForwardStep | None = None
         self.dataset: compute.Dataset | None = None

@@ -37,7 +37,7 @@ def prepare() -> None:
 def take_device(link: Any, rank: Rank) -> int:
     """The role's GPU, of those that this process sees, as the agent says; it is the current one from here on, and the
     one that a script finds which sets the device by LOCAL_RANK."""
-    index = int(link.request_gpu(rank)) % torch.cuda.device_count()
+    index = int(link.request_gpu(rank, torch.cuda.device_count()))
     torch.cuda.set_device(index)
     os.environ["LOCAL_RANK"] = str(index)
     return index

@@ -25,11 +25,10 @@ from unicron.training import compute
 from unicron.training.chunks import Chunks
 from unicron.training.ledger import Ledger
 from unicron.training.memory import StateMemory
-from unicron.training.watched_group import LostOperation
 
 CHUNK_BYTES = 64 << 20
 SLOT_UNIT_BYTES = 512
-SQUARED_ON_CPU, SQUARED_ON_GPU = 1 << 20, 1 << 24  # elements at a time
+SQUARED_ON_GPU = 1 << 24  # elements at a time
 
 
 def num_slots(pool: Any) -> int:
@@ -61,6 +60,7 @@ class Gradients:
         for data in self.buffers:
             self.segments += data.split(max(1, chunk_bytes // data.element_size()))
         self._slots = num_slots(memory.pool)
+        self._may_be_written = False  # a slot, by a collective that was under way when another failed
         self._counted = _counted_ranges(model)
 
     # ---------------------------------------------------------- local sums
@@ -102,6 +102,9 @@ class Gradients:
                 hooks.before(number)
                 ledger.reduced(number + 1)
             return
+        if self._may_be_written:
+            self.memory.synchronize()  # the group is ended by now, and what was under way with it
+            self._may_be_written = False
         own = ledger.segments_reduced
         for number, place in enumerate(shared):
             hooks.before(number)
@@ -112,11 +115,9 @@ class Gradients:
             hooks.settle()
             if number >= own:
                 self._take_result(ledger, number, hooks)
-        try:
-            self._add_up_segments(ledger, group, len(shared), hooks)
-        except (LostOperation, dist.DistError):
-            self.memory.synchronize()  # the next one under way was ended, too, and may not write any more
-            raise
+        self._may_be_written = self._slots > 1
+        self._add_up_segments(ledger, group, len(shared), hooks)
+        self._may_be_written = False
 
     def _add_up_segments(self, ledger: Ledger, group: dist.ProcessGroup, first: int, hooks: ReduceHooks) -> None:
         left = deque(range(first, len(self.segments)))
@@ -191,15 +192,17 @@ class Gradients:
 
 @torch.no_grad()
 def squares_of(spans: Iterable[torch.Tensor]) -> float:
-    """Sum of squares, piece by piece: asked for more bits than it has, torch writes the whole span once more, in them.
-
-    A GPU adds up a piece as a tree, and keeps the bits of float32; a CPU loses them one after the other.
-    """
+    """Sum of squares. On a GPU piece by piece, each as a tree in float32: asked for more bits than it has, torch writes
+    the whole span once more, in float64. (A CPU adds up in a row, and would lose them.)"""
     norms: list[torch.Tensor] = []
+    total = 0.0
     for data in spans:
-        wide, pieces = (torch.float32, SQUARED_ON_GPU) if data.is_cuda else (torch.float64, SQUARED_ON_CPU)
-        norms += [torch.linalg.vector_norm(piece, dtype=wide) for piece in data.split(pieces)]
-    return float(torch.stack(norms).double().square().sum()) if norms else 0.0
+        if data.is_cuda:
+            pieces = data.split(SQUARED_ON_GPU)
+            norms += [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces]
+        else:
+            total += float(torch.linalg.vector_norm(data, dtype=torch.float64)) ** 2
+    return float(torch.stack(norms).double().square().sum()) if norms else total
 
 
 def _counted_ranges(model: Any) -> list[tuple[torch.Tensor, int, int]]:

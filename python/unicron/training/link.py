@@ -153,11 +153,13 @@ class WorkerLink:
             raise AgentGone(f"asked for an arena, got {type(grant).__name__}")
         return (fds[0] if fds else -1), grant, tuple(fds[1:])
 
-    def request_gpu(self, rank: Rank) -> int:
-        """Index of the role's GPU among those that this process sees."""
-        grant, _ = self._ask(GpuRequest(self.task, self.worker, rank))
+    def request_gpu(self, rank: Rank, num_gpus: int) -> int:
+        """Index of the role's GPU among the so many that this process sees. RuntimeError when all have roles."""
+        grant, _ = self._ask(GpuRequest(self.task, self.worker, rank, num_gpus))
         if not isinstance(grant, GpuGrant):
             raise AgentGone(f"asked for a GPU, got {type(grant).__name__}")
+        if grant.index < 0:
+            raise RuntimeError(grant.refused)
         return grant.index
 
     def _ask(self, request: Any, fds: Sequence[int] = ()) -> tuple[Any, Sequence[int]]:

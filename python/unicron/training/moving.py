@@ -27,6 +27,7 @@ from unicron.training.watched_group import Helpers
 from unicron.types import Rank
 
 HEADER_BYTES = 512
+CONNECT_S_MAX = 120.0
 
 
 def is_left_out(part: str) -> bool:
@@ -114,7 +115,9 @@ class Preparation:
         return count
 
     def _how(self) -> tuple[Helpers, Callable[[float], None]]:
-        def check(_seconds: float) -> None:
+        def check(seconds: float) -> None:
+            if seconds > CONNECT_S_MAX:  # a joiner may be gone and the move called off, without a newer epoch
+                raise MoveOver(f"a group of a move was not connected in {CONNECT_S_MAX:.0f} s")
             if self.is_over():
                 raise MoveOver("a newer epoch came while the groups of a move were made")
 

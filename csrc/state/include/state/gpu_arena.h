@@ -28,7 +28,7 @@
 namespace unicron::state {
 
 constexpr size_t kPiecesMax = 65'536;
-// Few enough that the descriptors of the largest GPU's arena fit one message (253).
+// Few enough that the descriptors of the largest GPU's arena and its own fit one message (250).
 constexpr uint64_t kSlabBytes = 256 << 20;
 constexpr uint64_t kLargeSlabBytes = 1 << 30;
 
