@@ -123,7 +123,7 @@ step facts 60 bash -c facts
 step build 240 bash -c build
 step unit 60 "${pytest[@]}" tests/unit/test_native_gpu.py tests/unit/test_arena_keeper.py
 step kernels 90 "${pytest[@]}" tests/gpu/test_kernels.py
-step faults 60 "${pytest[@]}" tests/gpu/test_faults.py
+step faults 60 "${pytest[@]}" tests/gpu/test_gpu_faults.py
 step exact 90 "${pytest[@]}" tests/unit/test_exact.py
 table managed_dp2 130 bash -c "managed 1,1,2 small $all_kills --timeout 40 --unmanaged"
 table managed_hangs 120 bash -c "managed 1,1,2 small $hangs --timeout 40"

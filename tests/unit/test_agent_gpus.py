@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from machines import Agent
+from unicron.agent import events as on
 from unicron.agent import gpus
+from unicron.agent.actions import GrantGpu
 from unicron.agent.state import State, Worker
 from unicron.agent.transitions import Phase
 from unicron.messages import GpuRequest
@@ -16,6 +19,8 @@ def worker(name: str, rank: int, *, task: str = "t", waiting: bool = False, phas
 
 
 def gpu_of(state: State, rank: int, asks: str = "", *, task: str = "t", num_gpus: int = 4) -> int:
+    if asks in state.workers:
+        state.workers[asks].built_for = rank
     return gpus.gpu_of(state, NODE, GpuRequest(task, asks, rank, num_gpus))
 
 
@@ -96,3 +101,17 @@ def test_more_roles_than_gpus_are_refused() -> None:
     state = start(State(), worker("w0", 0), worker("w1", 1))
     assert gpu_of(state, 2, "w2", num_gpus=2) == -1
     assert gpu_of(state, 1, num_gpus=2) == 1
+
+
+def test_the_agent_answers_by_role_and_says_why_not() -> None:
+    agent = Agent()
+    agent.live(("n0.w0", 0, 0, False), ("n0.w1", 0, 1, False), ("n0.w2", 1, 0, True))
+    granted = {}
+    for name, rank in (("n0.w1", 1), ("n0.w0", 0), ("n0.w2", 0), ("n0.w2", 1), ("n0.w2", 7)):
+        actions = agent.feed(on.GpuRequested(f"{name}-{rank}", GpuRequest("t", name, rank, 2)))
+        (grant,) = [action for action in actions if isinstance(action, GrantGpu)]
+        granted[name, rank] = grant
+    assert {role: grant.index for role, grant in granted.items()} == {
+        ("n0.w1", 1): 0, ("n0.w0", 0): 1, ("n0.w2", 0): 1, ("n0.w2", 1): 0, ("n0.w2", 7): -1,
+    }  # fmt: skip
+    assert "all have roles" in granted["n0.w2", 7].reason

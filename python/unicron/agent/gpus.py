@@ -26,6 +26,7 @@ def on_requested(step: Step, event: GpuRequested) -> None:
     if request.task != worker.task:
         step.refuse("not_holder", f"{worker.name} is of {worker.task}, not of {request.task}")
         return
+    worker.built_for = request.rank
     index = gpu_of(step.state, step.config.node, request)
     reason = f"rank {request.rank} of {request.task} lives there"
     if index < 0:
@@ -60,8 +61,8 @@ def gpu_of(state: State, node: str, request: GpuRequest) -> int:
 
 def _roles_here(state: State, node: str, asks: str) -> tuple[set[Role], set[Role], set[Role]]:
     """(those of this node's processes, and those that a plan has here; others whose state is kept here: an heir may
-    come to it, or nobody; those that somebody was built for and waits)."""
+    come to it, or nobody; those that somebody is built for, and waits, or joins before its plan is out)."""
     workers = [w for w in state.workers.values() if w.phase is not Phase.GONE and w.name != asks]
     held = {(w.task, w.rank) for w in workers if not w.waiting}
     held |= {(plan.task, m.rank) for plan in state.plans.values() for m in plan.members if m.node == node}
-    return held, set(state.roles), {(w.task, w.rank) for w in workers if w.waiting}
+    return held, set(state.roles), {(w.task, w.built_for) for w in workers if w.waiting}

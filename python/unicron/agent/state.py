@@ -50,6 +50,7 @@ class Worker:
     log: str
     stall_factor: float
     phase: Phase = Phase.ORDERED
+    built_for: Rank = -1  # the role whose GPU it asked for last
     pid: int = 0
     epoch: int = 0
     warms_up: bool = False  # it has its slot for itself while it waits
