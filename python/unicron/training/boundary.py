@@ -89,7 +89,7 @@ def take_over_role(link: WorkerLink, engine: Engine, rank: Rank, order: MoveRole
     state is not there. Raises HeldTooLong, and RuntimeError without an arena."""
     move = Preparation(link, order, rank, engine.groups)
     if _has_room(engine):  # before anything is connected: the switch, for which all wait, must not pay for it
-        _take_fresh_arena(link, engine, rank)
+        take_fresh_arena(link, engine, rank)
         move.run()
     else:
         move.refuse(f"the GPU of rank {rank} on its new node has no room for its state")
@@ -121,8 +121,8 @@ def _has_room(engine: Engine) -> bool:
     return True
 
 
-def _take_fresh_arena(link: WorkerLink, engine: Engine, rank: Rank) -> None:
-    """Raises RuntimeError when the agent gives none."""
+def take_fresh_arena(link: WorkerLink, engine: Engine, rank: Rank) -> None:
+    """Go on in it, with the present content. Raises RuntimeError when the agent gives none."""
     memory = engine.memory
     slabs = memory.export()
     fd, grant, _ = link.request_arena(rank, memory.content_bytes, memory.digest, adopt=False, gpu=slabs)

@@ -27,7 +27,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from unicron import _core
 from unicron.healing.buddies import Copy, holder_of, ward_of
 from unicron.healing.resolve import Fetch
 from unicron.training.courier import PIECE_BYTES, Carriage, Courier
@@ -35,6 +34,7 @@ from unicron.training.groups import Groups
 from unicron.training.memory import StateMemory
 from unicron.training.nccl_groups import exchange
 from unicron.training.step import EXTRA_BYTES_MAX
+from unicron.training.transfer import digest_of
 from unicron.training.undoable_step import ALIGN, aligned, nbytes_of, params_of, tensors_of
 from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, Rank
@@ -44,7 +44,6 @@ SEAL_BYTES = ALIGN  # digest of what is before it, rank, iteration
 SLOTS = 2  # of the ward, and as many of its own where these are kept
 MOMENTS = 2
 BYTES_PER_ELEMENT = 4 + 4 * MOMENTS  # main parameter and Adam's moments, in fp32
-DIGEST_MS_MAX = 60_000
 NOTHING = 0  # sent in the place of a parcel that is no good any more
 
 
@@ -382,7 +381,5 @@ def _digest(piece: torch.Tensor) -> int:
     """As a signed word: torch has no unsigned ones."""
     if piece.is_cuda:
         torch.cuda.current_stream(piece.device).synchronize()  # what was written there, by this thread
-        digest = _core.gpu_digest(piece.device.index, piece.data_ptr(), nbytes_of(piece), 0, DIGEST_MS_MAX)
-    else:
-        digest = _core.digest(piece.numpy(), 0)
+    digest = digest_of(piece)
     return digest - (1 << 64) if digest >= 1 << 63 else digest

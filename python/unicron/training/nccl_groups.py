@@ -118,7 +118,7 @@ class NcclGroups:
         """Take apart, in the background, what was never registered."""
         for backend in backends:
             if backend is not None:
-                threading.Thread(target=self._end, args=(backend,), name="unicron-abort", daemon=True).start()
+                _aside(self._end, backend)
 
     def _end(self, backend: Any) -> None:
         torch.cuda.set_device(self.device)
@@ -164,23 +164,20 @@ class NcclGroups:
         """A registered one that nobody uses any more, in the background."""
         backend = self._backends.pop(number, None)
         if backend is not None:
-            threading.Thread(target=self._abort, args=(number, backend), name="unicron-abort", daemon=True).start()
+            _aside(self._abort, number, backend)
 
     def release(self) -> None:
         """Take the retired ones apart, in the background and all at once."""
         going, self._retired = self._retired, []
         for number, backend in going:
-            threading.Thread(target=self._abort, args=(number, backend), name="unicron-abort", daemon=True).start()
+            _aside(self._abort, number, backend)
 
     def close(self, timeout_s: float, unregistered: Iterable[Any] = ()) -> None:
         """Take all of them apart: a process that ends with communicators waits for them in a destructor."""
         for number in list(self._backends):
             self.retire(number)
         going, self._retired = self._retired, []
-        threads = [threading.Thread(target=self._abort, args=each, daemon=True) for each in going]
-        threads += [threading.Thread(target=self._end, args=(each,), daemon=True) for each in unregistered]
-        for thread in threads:
-            thread.start()
+        threads = [_aside(self._abort, *each) for each in going] + [_aside(self._end, each) for each in unregistered]
         deadline = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -189,6 +186,13 @@ class NcclGroups:
         # Not while a native thread is in the communicator; one that is stuck there keeps it for ever.
         if self._table.forget(number, FORGET_MS_MAX):
             self._end(backend)
+
+
+def _aside(end: Callable[..., None], *of: Any) -> threading.Thread:
+    """Begun: to take a communicator apart takes half a second."""
+    thread = threading.Thread(target=end, args=of, name="unicron-abort", daemon=True)
+    thread.start()
+    return thread
 
 
 def begin_here(options: Any, collective: Callable[[], Any]) -> None:

@@ -30,7 +30,14 @@ from unicron.messages import ChangeLayout, ExceptionRaised, Finished, MoveRoles,
 from unicron.training import data as data_module
 from unicron.training import exceptions, gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
-from unicron.training.boundary import hand_over, is_given_up, order_to_hold, save_and_hold, take_over_role
+from unicron.training.boundary import (
+    hand_over,
+    is_given_up,
+    order_to_hold,
+    save_and_hold,
+    take_fresh_arena,
+    take_over_role,
+)
 from unicron.training.buddies import buddy_bytes
 from unicron.training.chunks import Chunks
 from unicron.training.engine import Engine, Left
@@ -329,15 +336,7 @@ class Session:
             for useless in (fd, *gpu_fds):
                 if useless >= 0:
                     os.close(useless)
-        slabs = memory.export()
-        fd, grant, _ = self._link.request_arena(rank, memory.content_bytes, memory.digest, adopt=False, gpu=slabs)
-        for ours in slabs[0]:
-            os.close(ours)
-        if fd < 0:
-            raise RuntimeError(f"the agent gave no arena: {grant.refused}")
-        type(engine.ledger).of_new_arena(fd, memory.digest, memory.content_bytes)
-        memory.move_to(fd)
-        engine.ledger = type(engine.ledger)(memory.fd)
+        take_fresh_arena(self._link, engine, rank)
         fresh = plan.kind is PlanKind.START
         engine.account.is_far_heir = plan.kind is PlanKind.REPLACE and rank in plan.heirs
         return Record(rank, 0, Stage.STARTING, has_state=fresh, num_segments=num_segments)

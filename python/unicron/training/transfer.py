@@ -120,12 +120,8 @@ class StateTransfer:
         self._memory.synchronize()
         total = offset = 0
         for piece in [*self._memory.state_pieces(), extra]:
-            nbytes = piece.numel() * piece.element_size()
-            if piece.is_cuda:
-                total += _core.gpu_digest(piece.device.index, piece.data_ptr(), nbytes, offset, DIGEST_MS_MAX)
-            else:
-                total += _core.digest(piece.numpy(), offset)
-            offset += (nbytes + 15) // 16 * 16
+            total += digest_of(piece, offset)
+            offset += (piece.numel() * piece.element_size() + 15) // 16 * 16
         return total % WORD
 
     def _send(self, piece: torch.Tensor, peer: int, group: dist.ProcessGroup | None) -> None:
@@ -139,3 +135,11 @@ class StateTransfer:
             dist.recv(piece, group_src=peer, group=group)
         else:
             exchange(piece, peer, group, self._memory.device, receives=True)
+
+
+def digest_of(piece: torch.Tensor, offset: int = 0) -> int:
+    """Of what lies there when it is called: on a GPU, what was begun before must have ended."""
+    if piece.is_cuda:
+        nbytes = piece.numel() * piece.element_size()
+        return int(_core.gpu_digest(piece.device.index, piece.data_ptr(), nbytes, offset, DIGEST_MS_MAX))
+    return int(_core.digest(piece.numpy(), offset))
