@@ -178,11 +178,12 @@ def test_a_program_that_is_missing_stops_the_task(cluster: LocalCluster, tmp_pat
 
 def test_another_cluster_of_this_machine_may_end_as_it_likes(cluster: LocalCluster, tmp_path: Path) -> None:
     """Its agents found their template gone, and killed who bore their workers' names: ours."""
-    task = cluster.submit(plain_job("t", tmp_path / "ours", iterations=400))
+    endless = 1_000_000  # the other cluster may take long to come: neither task ends by itself
+    task = cluster.submit(plain_job("t", tmp_path / "ours", iterations=endless))
     running(cluster, task)
     ours = [cluster.member(task, rank) for rank in (0, 1)]
     with LocalCluster(num_agents=2, slots=1, understudies=1, imports="unicron._core") as other:
-        theirs = other.submit(plain_job("t", tmp_path / "theirs", iterations=400))
+        theirs = other.submit(plain_job("t", tmp_path / "theirs", iterations=endless))
         running(other, theirs)
         assert {other.member(theirs, rank).worker for rank in (0, 1)} == {member.worker for member in ours}
         victims = [other.member(theirs, rank).pid for rank in (0, 1)]
