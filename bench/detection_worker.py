@@ -109,7 +109,13 @@ class Worker:
             for at in range(0, len(self.ballast), mmap.PAGESIZE):
                 self.ballast[at] = 1
         if plan.kind != "start":
+            self.catch_up(plan)
             self.say(self.healed(plan, source))
+
+    def catch_up(self, plan: EpochPlan) -> None:
+        """A member with a fresh arena begins where the others are, not at 0, where they would wait for it."""
+        if self.iteration == 0:
+            self.iteration = max(0, *(self.count_of(rank) - 1 for rank in plan.ranks if rank != self.rank))
 
     def healed(self, plan: EpochPlan, source: str) -> Healed:
         ms = MICRO_BATCH_S * MICRO_BATCHES * 1000

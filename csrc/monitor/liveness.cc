@@ -63,8 +63,9 @@ const BeatKey* LivenessTable::take(const uint8_t* bytes, size_t num_bytes, Monot
 
 void LivenessTable::note(Peer& peer, MonotonicTime now) {
   if (peer.hearing != Hearing::kUnheard) {
-    const double gap_max = kPeriodsMax * static_cast<double>(peer.period_ns);
-    const double gap = std::min(static_cast<double>(now.ns - peer.heard_ns), gap_max);
+    // No gap counts for more than what was silence already: one long outage must not make the next one be told later,
+    // and gaps that are always long still widen it.
+    const double gap = static_cast<double>(std::min(now.ns - peer.heard_ns, threshold_ns(peer)));
     peer.deviation_ns += kGain * (std::abs(gap - peer.gap_ns) - peer.deviation_ns);
     peer.gap_ns += kGain * (gap - peer.gap_ns);
   }

@@ -166,6 +166,37 @@ void test_threshold_follows_the_jitter() {
   CHECK(listener.table.threshold_ms(2) > 1'100 && listener.table.threshold_ms(2) < 2'500);
 }
 
+void test_one_outage_does_not_delay_the_next() {
+  Listener listener(1);
+  int64_t ms = 0;
+  for (int outage = 0; outage < 5; ++outage) {
+    for (const int64_t end = ms + 5'000; ms <= end; ms += 500) {
+      listener.say(1, ms);
+      listener.until(ms);
+    }
+    ms += 3'000;
+    const std::vector<HearingChange> changes = listener.until(ms);
+    CHECK(changes.size() == 1 && changes[0].hearing == Hearing::kSilent && changes[0].silent_ms <= 1'150);
+  }
+}
+
+void test_gaps_that_are_always_long_become_usual() {
+  Listener listener(1);
+  int64_t silences = 0, late_silences = 0;
+  uint64_t seed = 12345;
+  for (int64_t ms = 0; ms <= 240'000;) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    ms += ms < 10'000 ? 500 : 1'300 + static_cast<int64_t>(seed >> 33) % 400;
+    const std::vector<HearingChange> changes = listener.until(ms - 1);
+    listener.say(1, ms);
+    for (const HearingChange& change : changes) {
+      silences += change.hearing == Hearing::kSilent;
+      late_silences += change.hearing == Hearing::kSilent && ms > 40'000;
+    }
+  }
+  CHECK(silences > 0 && silences <= 12 && late_silences == 0);
+}
+
 }  // namespace
 }  // namespace unicron::monitor
 
@@ -180,5 +211,7 @@ int main() {
   test_a_listener_that_stood_still_calls_nobody_silent();
   test_what_was_read_late_counts_from_when_it_was_read();
   test_threshold_follows_the_jitter();
+  test_one_outage_does_not_delay_the_next();
+  test_gaps_that_are_always_long_become_usual();
   return unicron::testing::num_failures;
 }
