@@ -3,7 +3,8 @@
 A local cluster of real processes: three nodes of one worker and one understudy. A verdict is right when the incident
 names the rank that was wounded and says what happened (`expected`); a run that ends otherwise stops the bench. Faults
 that are done from outside count from just before the signal, those a worker does to itself from its own mark in the
-pulse page. A slow rank is told, not ended; an agent that stands still is suspected, and nothing is lost for it.
+pulse page. A slow rank is told, not ended; an agent that stands still is suspected, and nothing is lost for it. A node
+whose network is cut trains the demo's GPT in namespaces, where these can be made.
 `--healthy N` also runs the statistics over N simulated iterations without a fault (bench/healthy.py), `--soak` trains
 for `--minutes` on a loaded machine (bench/soak.py).
 
@@ -12,8 +13,10 @@ for `--minutes` on a loaded machine (bench/soak.py).
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -166,7 +169,7 @@ class Case:
 
 
 LOST, STALLED = "worker lost", "stalled"
-STOPPED_AGENT, SLOW_RANK = "agent stopped", "slow rank +10 %"
+STOPPED_AGENT, SLOW_RANK, CUT_NETWORK = "agent stopped", "slow rank +10 %", "network of a node cut"
 HANG = "3 x D_iter"
 CASES = (
     Case("SIGKILL", sent(signal.SIGKILL), Expected(LOST, "signal 9"), "1800"),
@@ -194,7 +197,7 @@ def one(task: Task, case: Case) -> float:
 
 def agent_stopped(task: Task) -> float:
     """Until it is suspect; the task must go on meanwhile, and nothing be lost."""
-    task.wait_whole(TOGETHER_ITERATIONS)
+    task.wait_whole()  # its beats are as regular as ever again: who was silent just now is given more time
     pid, node = task.cluster.agent_pid(f"n{VICTIM}"), f"n{VICTIM}"
     before, begun_ms = task.iteration(), now_ms()
     os.kill(pid, signal.SIGSTOP)
@@ -234,10 +237,30 @@ def slow_rank(task: Task) -> tuple[float, int]:
 # ---------------------------------------------------------------- all of it
 
 
+def cut_network(bench: common.Bench, runs: int) -> None:
+    """Real training over a link that is taken down, in namespaces (unicron.demo.cut_network): rows of its own."""
+    command = [sys.executable, "-m", "unicron.demo.cut_network", "--rounds", str(runs), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120 + 60 * runs)
+    if done.returncode == 2:
+        return  # it said what this machine lacks
+    if done.returncode:
+        raise Wrong(f"{CUT_NETWORK}: exit code {done.returncode}; see above")
+    found = json.loads(done.stdout)["rounds"]
+    bench.add(f"{CUT_NETWORK}: suspect", [each["suspect_ms"] for each in found], verdict="suspect, nothing lost")
+    bench.add(f"{CUT_NETWORK}: lost", [each["lost_ms"] for each in found], paper="5600", verdict="node lost")
+
+
 def measure(bench: common.Bench, runs: int, micro_batch_ms: float, only: list[str]) -> None:
     def is_wanted(name: str) -> bool:
         return any(part in name for part in only)
 
+    if is_wanted(CUT_NETWORK):
+        cut_network(bench, runs)
+    if any(is_wanted(name) for name in (STOPPED_AGENT, SLOW_RANK, *(case.name for case in CASES))):
+        local(bench, runs, micro_batch_ms, is_wanted)
+
+
+def local(bench: common.Bench, runs: int, micro_batch_ms: float, is_wanted: Callable[[str], bool]) -> None:
     with common.scratch() as folder:
         with LocalCluster(
             NODES, 1, 1, imports="unicron._core,unicron.faults.perform", log_dir=folder / "d", coordinator=NEVER_RESTS

@@ -189,7 +189,9 @@ void Heart::take(Inbox& inbox, int count) {
 void Heart::maybe_beat(MonotonicTime now) {
   const std::lock_guard lock(mutex_);
   if (targets_.empty() || now.ns < next_beat_ns_) return;
-  next_beat_ns_ = std::max(next_beat_ns_ + period_ns_, now.ns);
+  // Steady, but for what was missed while it stood still: two beats at once would only look like jitter.
+  next_beat_ns_ += period_ns_;
+  if (next_beat_ns_ <= now.ns) next_beat_ns_ = now.ns + period_ns_;
   if (now.ns - turned_ns_.load(std::memory_order_relaxed) > loop_ns_max_) return;
   ++beat_.sequence;
   beat_.seen = table_.seen(now);
