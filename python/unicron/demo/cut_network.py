@@ -150,7 +150,8 @@ class Rounds:
             self._until(lambda: self._iteration() > at + 1, "the others to go on")
             healed = next(i for i in self._new(known) if i["id"] == incident["id"])
             lost_ms = float(incident["timeline"][0][0]) - begun_ms
-            return {"suspect_ms": suspect_ms, "lost_ms": lost_ms, "resumed_ms": lost_ms + _resume_ms(healed)}
+            committed_ms = next(at_ms for at_ms, text in healed["timeline"] if "committed" in text)
+            return {"suspect_ms": suspect_ms, "lost_ms": lost_ms, "resumed_ms": committed_ms - begun_ms}
         finally:
             self._far.join()
 
@@ -189,11 +190,6 @@ class Rounds:
             if time.monotonic() > deadline:
                 raise ClusterProblem(f"waited {WAIT_S_MAX:g} s for {what}; logs: {self._cluster.log_dir}")
             time.sleep(LOOK_S)
-
-
-def _resume_ms(incident: dict[str, Any]) -> float:
-    """From the verdict to the others' next commit."""
-    return float(incident["resume_ms"]) - float(incident["detect_ms"] or 0.0)
 
 
 def rounds(count: int, folder: Path) -> list[dict[str, float]]:
