@@ -117,7 +117,7 @@ def pretend() -> None:
     from unicron.training import groups
 
     for holder, name, value in (
-        (gpu, "has_gpu", lambda: True), (gpu, "take_device", take_device), (gpu, "warm_up", lambda device: None),
+        (gpu, "has_gpu", lambda: True), (gpu, "take_device", take_device), (gpu, "warm_up", lambda device, dtype: None),
         (gpu, "access_illegally", access_illegally),
         (torch.cuda, "set_device", lambda device: None), (torch.cuda.nccl, "version", lambda: (2, 29, 7)),
         (session, "ArenaPool", Pool), (session, "StateMemory", Memory), (groups, "NcclGroups", Groups),

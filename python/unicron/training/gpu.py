@@ -43,14 +43,23 @@ def take_device(link: Any, rank: Rank) -> int:
     return index
 
 
-def warm_up(device: int) -> None:
-    """What a process's first iteration would otherwise pay for: libraries' handles and kernels of common shapes."""
+def warm_up(device: int, dtype: torch.dtype) -> None:
+    """What a process's first iteration would otherwise pay for: libraries' handles and kernels of common shapes. Of the
+    model's own dtype: a library's kernels stay in memory."""
     _core.load_kernels(device)
-    for dtype in (torch.float32, torch.bfloat16):
-        for size in (64, 512, 2048):
-            a = torch.ones(size, size, device=f"cuda:{device}", dtype=dtype, requires_grad=True)
-            torch.nn.functional.layer_norm(torch.nn.functional.gelu(a @ a), (size,)).softmax(-1).sum().backward()
+    for size in (64, 512, 2048):
+        a = torch.ones(size, size, device=f"cuda:{device}", dtype=dtype, requires_grad=True)
+        torch.nn.functional.layer_norm(torch.nn.functional.gelu(a @ a), (size,)).softmax(-1).sum().backward()
+    del a
+    give_memory_back(device)
+
+
+def give_memory_back(device: int) -> None:
+    """What torch keeps for later, cuBLAS's workspaces too: a process that waits beside a busy one has no use for it."""
     torch.cuda.synchronize(device)
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # no public name; without it some tens of MiB stay
+    if clear is not None:
+        clear()
     torch.cuda.empty_cache()
 
 

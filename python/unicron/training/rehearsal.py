@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from unicron.training.chunks import Chunks
+from unicron.training.gpu import give_memory_back
 from unicron.training.gradients import squares_of
 from unicron.types import Layout
 
@@ -39,8 +40,7 @@ def rehearse(model: Chunks, optimizer: Any, layout: Layout, device: int) -> None
         model.zero_grad_buffer()
         optimizer.zero_grad()
         if torch.cuda.is_available():
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
+            give_memory_back(device)
 
 
 def _place(device: int) -> torch.device:

@@ -201,7 +201,7 @@ class Session:
         if device is not None and self._is_waiting:
             groups.warm_up()
             if not is_left_out("warm-up"):
-                gpu.warm_up(device)
+                gpu.warm_up(device, next(iter(model.parameters())).dtype)
                 rehearse(model, optimizer, self.layout, device)
         if self.rehearses:
             self._sandbox = Sandbox(self.rank, self.layout, (model, optimizer, scheduler), memory)
