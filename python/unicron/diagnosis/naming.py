@@ -9,20 +9,29 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from unicron.diagnosis.lines import NOT_IN_WORLD, has_rank
+
 NAMED_MAX = 64  # ranks of one list
 _ITEM = re.compile(r"(\d{1,7})(?:\s?-\s?(\d{1,7}))?")
+_FIELD = re.compile(r"\brank=(\d{1,7})\b")
 NUMBERS = r"\d{1,7}(?:(?:, ?and |, ?| and |-)\d{1,7}){0,64}"  # 3 or 0, 2-5; in a pattern's group
+# What a rank did, or what was done to it, when it ended.
+ENDED = (
+    r"(?i:(?:has |have |was |were |is |are |worker |process |unexpectedly |suddenly ){0,3}"
+    r"(?:exit(?:ed|s)|died|dead|crashed|killed|terminated|aborted|failed|disappeared|vanished|preempted)\b)"
+)
 
 # How launchers say whose end they tell of.
 _ENDED = re.compile(
     rf"\bsrun: error: [\w.-]{{1,80}}: tasks? (?P<srun>{NUMBERS}): |"
     r"\bprocess rank (?P<mpirun>\d{1,7}) with PID |"
-    r"\bMPI_ABORT was invoked on rank (?P<abort>\d{1,7})\b|"
     r"(?:ProcessExitedException: process|-- Process) (?P<spawn>\d{1,7}) terminated with |"
     r"\[rank: (?P<child>\d{1,7})\] Child process with PID |"
-    r"\b[Rr]ank (?P<plain>\d{1,7}) (?:has |was |is )?(?:exited|died|crashed|killed|terminated)\b"
+    rf"\b[Rr]anks?[ \[(=:]{{1,2}}(?P<plain>{NUMBERS})[\])]?:? {ENDED}"
 )
-_ENDED_WORDS = ("ank ", "ank: ", "rocess", "srun")
+_ENDED_PID = re.compile(r"\[(?P<a>\d{2,8})\] exit(?:s|ed)\b|(?i:\b(?:sub)?process|\bpid)[=: ]{1,3}(?P<b>\d{2,8})\b")
+_ENDED_WORDS = ("ank", "rocess", "srun")
+_MENTIONED = re.compile(rf"{NOT_IN_WORLD}(?i:ranks?)[ =:#_-]{{0,2}}[\[{{(]?(?P<ranks>{NUMBERS})\b(?!\])")
 _PEER = re.compile(
     r"\b(?:[Pp]eer|[Ff]rom|[Tt]o) (?:\[(?P<a>[\w.:-]{1,80})\]|(?P<b>[\w.-]{1,80}))(?:<\d{1,5}>|:\d{1,5}\b)"
 )
@@ -37,8 +46,9 @@ _PARTS = re.compile(r"[\s/:@(),]+")
 
 
 def numbers(text: str) -> tuple[str, ...]:
-    """The ranks of a list like ``0, 2-5``, at most NAMED_MAX."""
+    """The ranks of a list like ``0, 2-5`` or ``Id(rank=3, node='n1')``, at most NAMED_MAX."""
     found: list[str] = []
+    text = ",".join(_FIELD.findall(text)) if "rank=" in text else text
     for first, last in _ITEM.findall(text):
         end = min(int(last or first), int(first) + NAMED_MAX)
         found += [str(number) for number in range(int(first), end + 1)]
@@ -49,6 +59,19 @@ def ended(line: str) -> tuple[str, ...]:
     """The ranks whose end a launcher's line tells of."""
     found = _ENDED.search(line) if any(word in line for word in _ENDED_WORDS) else None
     return numbers(found[found.lastgroup]) if found is not None and found.lastgroup else ()
+
+
+def mentioned(line: str) -> tuple[str, ...]:
+    """The ranks that a line mentions in one place; nothing where it mentions others elsewhere."""
+    if not has_rank(line):
+        return ()
+    found = {match["ranks"] for match in _MENTIONED.finditer(line)}
+    return numbers(found.pop()) if len(found) == 1 else ()
+
+
+def ended_pids(line: str) -> tuple[str, ...]:
+    """The numbers of the processes that a line tells of."""
+    return tuple(found["a"] or found["b"] for found in _ENDED_PID.finditer(line))
 
 
 def peer(line: str) -> str:

@@ -58,7 +58,7 @@ def diagnose(ranks: Mapping[str, RankText]) -> Diagnosis:
     `root_rank` is a key of `ranks`, several joined by commas, None when it cannot be known.
     """
     findings = sorted(weighed(ranks), key=_rank_of_finding)
-    is_said = bool(findings) and findings[0].strength > Strength.WITNESS
+    is_said = bool(findings) and findings[0].strength > Strength.SLOW
     if is_said and not findings[0].is_mutual:
         return _named(findings, [f for f in findings if f.strength is findings[0].strength], ranks)
     found = _mismatched(findings, ranks)
@@ -68,6 +68,8 @@ def diagnose(ranks: Mapping[str, RankText]) -> Diagnosis:
     if found is not None or not findings:
         return found or NOTHING
     best = findings[0]
+    if best.strength is Strength.SLOW:
+        return _named(findings, [f for f in findings if f.strength is Strength.SLOW], ranks)
     best = _commonest([f for f in findings if f.strength is best.strength])
     return _diagnosis(best, None, findings, best.reason)
 
@@ -81,6 +83,7 @@ def _rank_of_finding(finding: Finding) -> tuple[int, int, int, str, str]:
 
 
 def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis:
+    strongest = _of_somebody(strongest)
     roots = sorted({finding.rank for finding in strongest}, key=as_number)
     best = strongest[0] if len(roots) == 1 else _commonest(strongest)
     if all(map(is_source, roots)):
@@ -88,23 +91,49 @@ def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str
     if len(roots) == 1:
         best = _with_verdict(best, findings)
         # Who is seen alone to have ended, without a cause, is a root only beside others that did not.
-        is_known = best.strength >= Strength.LINK or len(ranks.keys() - {""}) > 1
-        return _diagnosis(best, (is_known and roots[0]) or None, findings, best.reason)
+        is_known = best.strength >= (Strength.DEATH if best.is_first else Strength.LINK) or best.is_told
+        is_known |= len(ranks.keys() - {""}) > 1
+        root = roots[0] or _only_death(findings)
+        return _diagnosis(best, (is_known and root) or None, findings, best.reason)
     if best.scope in _SHARED_SCOPES and _is_shared(best, strongest, roots):
         return _diagnosis(best, None, findings, f"{best.reason} (the same on {len(roots)} ranks: no rank is to blame)")
     suspects = the_suspects(strongest, findings, ranks)
     own = [finding for finding in strongest if finding.rank in suspects]
     best = _with_verdict(own[0], findings) if len(suspects) == 1 else _commonest(own)
     if len(suspects) == 1:
-        return _diagnosis(best, suspects[0], findings, best.reason)
+        return _diagnosis(best, suspects[0] or None, findings, best.reason)
     root = ",".join(sorted(suspects, key=as_number))
-    if best.strength is Strength.HARDWARE and best.scope in (Scope.GPU, Scope.NODE):
+    if best.strength is Strength.HARDWARE and best.scope in (Scope.GPU, Scope.NODE) and "" not in suspects:
         # Broken hardware in several places at once is broken in each of them.
         return _diagnosis(best, root, findings, f"{best.reason} (on each of them)")
-    is_one_line = len({(finding.said_by, finding.line, finding.text) for finding in own}) == 1
-    if is_one_line and len(suspects) <= SHARE_MAX * len(ranks):
-        return _diagnosis(best, root, findings, f"{best.reason} (one line names them all)")
+    if _are_together(own) and "" not in suspects and len(suspects) <= SHARE_MAX * _num_members(ranks):
+        return _diagnosis(best, root, findings, f"{best.reason} (they are named together)")
     return _diagnosis(best, None, findings, f"{best.reason} (on {len(suspects)} ranks, none known to be the first)")
+
+
+def _of_somebody(strongest: list[Finding]) -> list[Finding]:
+    """Without what nobody's lines say too of somebody."""
+    rules = {finding.rule for finding in strongest if finding.rank}
+    return [finding for finding in strongest if finding.rank or finding.rule not in rules]
+
+
+def _only_death(findings: list[Finding]) -> str | None:
+    """The one rank whose end somebody tells of: what nobody's lines say is about it."""
+    died = {f.rank for f in findings if f.strength >= Strength.ABORT and f.rank and not is_source(f.rank)}
+    return died.pop() if len(died) == 1 else None
+
+
+def _are_together(own: list[Finding]) -> bool:
+    """Does one line name them all, or does somebody accuse each of them of the same?"""
+    if len({(finding.said_by, finding.line, finding.text) for finding in own}) == 1:
+        return True
+    return all(finding.is_told for finding in own) and len({finding.rule for finding in own}) == 1
+
+
+def _num_members(ranks: Mapping[str, RankText]) -> int:
+    """How many ranks there are at least, by those that speak or are named and by their numbers."""
+    numbers = [number for number, _ in map(as_number, ranks)]
+    return max(len(ranks), *(number + 1 for number in numbers), 0)
 
 
 def _victim(findings: list[Finding], ranks: Mapping[str, RankText]) -> str | None:

@@ -40,6 +40,7 @@ _OFTEN_SECOND = (
     "watchdog.desync", "program.nan-iterations", "program.diverged", "cuda.contained", "process.data-loader",
     "program.exception",
 )  # fmt: skip
+_TASKS_MIN = 3  # so many ranks whose end one line tells of were ended by somebody
 _UP = ("kernel.link-up", "nccl.port-up")
 
 
@@ -73,9 +74,12 @@ def weighed(ranks: Mapping[str, RankText]) -> Iterable[Finding]:
     is_timed_out = any(finding.rule.startswith("watchdog.") for finding in everything)
     is_anybody_out = any(finding.rule.startswith("watchdog.") for finding in echoes.get("", ()))
     clean = {f.rank for f in everything if f.strength >= Strength.DEATH and not _is_after(f, echoes) and f.rank}
+    swept = _swept(everything)
     for finding in everything:
         strength = finding.strength
-        if strength is Strength.ABORT:
+        if strength in (Strength.ABORT, Strength.DEATH) and (finding.rank, finding.rule) in swept:
+            strength = Strength.ECHO
+        elif strength is Strength.ABORT:
             is_exit = finding.rule == "process.exit-code" and not is_anybody_out
             if finding.rank in echoes or (is_timed_out and not is_exit):
                 strength = Strength.NOISE
@@ -83,6 +87,30 @@ def weighed(ranks: Mapping[str, RankText]) -> Iterable[Finding]:
             if finding.rank and clean - {finding.rank} and _is_after(finding, echoes):
                 strength = Strength.ABORT
         yield finding if strength is finding.strength else msgspec.structs.replace(finding, strength=strength)
+
+
+def _swept(everything: list[Finding]) -> set[tuple[str, str]]:
+    """Rank and rule of the ends that a launcher brought about after it had seen another one.
+
+    It says so by a line of its own in between, or by telling of many in one line.
+    """
+    ends = [f for f in everything if f.rule.startswith("process.") and f.strength >= Strength.ABORT and f.rank]
+    first: dict[str, Finding] = {}
+    for end in ends:
+        first[end.said_by] = min(end, first.get(end.said_by, end), key=lambda f: f.line)
+    tidied: dict[str, set[int]] = {}
+    for finding in everything:
+        if finding.rule == "process.cancelled":
+            tidied.setdefault(finding.said_by, set()).update((finding.line, finding.last_line))
+    told = Counter((end.said_by, end.line, end.rule) for end in ends)
+    swept = set()
+    for end in ends:
+        begin = first[end.said_by].line
+        is_many = told[end.said_by, end.line, end.rule] >= _TASKS_MIN
+        is_tidied = any(begin < line < end.line for line in tidied.get(end.said_by, ()))
+        if begin < end.line and (is_many or is_tidied):
+            swept.add((end.rank, end.rule))
+    return swept
 
 
 def _about_their_ranks(ranks: Mapping[str, RankText]) -> list[Finding]:
@@ -150,6 +178,7 @@ def the_suspects(strongest: list[Finding], findings: list[Finding], ranks: Mappi
     left = [finding for finding in strongest if not is_source(finding.rank)]
     tests: tuple[Callable[[list[Finding]], set[str]], ...] = (
         lambda left: {f.rank for f in left if not _is_after(f, echoes)},
+        lambda left: {f.rank for f in left if not _accuses(f, ranks)},
         lambda left: {f.rank for f in left if f.strength is Strength.HARDWARE and f.scope is not Scope.LINK},
         lambda left: {f.rank for f in left if not _is_up_again(f, ranks)},
         lambda left: _first(left, _SKEW_S),
@@ -162,6 +191,11 @@ def the_suspects(strongest: list[Finding], findings: list[Finding], ranks: Mappi
         kept = test(left)
         left = [finding for finding in left if finding.rank in kept] or left
     return sorted({finding.rank for finding in left})
+
+
+def _accuses(finding: Finding, ranks: Mapping[str, RankText]) -> bool:
+    """Who is waited for, and itself waits for another one, is not the end of the chain."""
+    return finding.is_told and finding.rank in ranks and ranks[finding.rank].accuses
 
 
 def _is_up_again(finding: Finding, ranks: Mapping[str, RankText]) -> bool:
