@@ -127,6 +127,10 @@ PREFIXES = {
     "SGLang's": "[2026-11-01 16:50:36 TP{0}] {1}",
     "Ray's": "(RayTrainWorker pid=9223{0}, ip=172.19.24.110) [rank{0}]: {1}",
     "mpirun's": "[1,{0}]<stderr>:{1}",
+    "Composer's": "2026-08-30 11:06:12,920: rank{0}[208868][MainThread]: ERROR: {1}",
+    "Composer's sections": "----------Begin global rank {0} STDERR----------\n{1}\n----------End global rank {0} "
+    "STDERR------",
+    "TensorRT-LLM's": "[TRT-LLM] [RANK {0}] [E] {1}",
 }
 
 # One line that accuses somebody, among watchdogs of others.
@@ -162,6 +166,21 @@ ACCUSED = {
     "no answer": ("9", "controller: rank 9 stopped responding"),
     "a hang": ("9", "monitor: rank 9 is hung (no progress for 700 s)"),
     "a lag": ("9", "lagging rank: 9 (seq 99, others 104)"),
+    "a rank that is behind": ("9", "rank 9 is behind: seq 88 vs 89"),
+    "a list of who came": ("2,3", "allreduce.conv1.weight [ready ranks: 1, 7, 5, 4, 6, 0]"),
+    "a list of who came of so many": ("12,14", "allreduce #88 timed out; joined: [0-11, 13, 15] (14/16)"),
+    "who is absent": ("3,4", "barrier timed out after 600 s, ranks [3, 4] absent"),
+    "who is not in a barrier": ("3", "Timeout waiting for barrier; ranks not in barrier: [3]"),
+    "one more": ("7", "waiting for 1 more rank: 7"),
+    "what is pending on whom": ("12,14", "all_reduce #771: 14 of 16 ranks arrived; pending on ranks 12, 14"),
+    "a missed heartbeat in JSON": ("4", '{"event":"heartbeat_missed","rank":4,"last_seen_s":61}'),
+    "HCCL's remote rank": ("24", ("EI0002: The Notify register has not received the Notify record from remote rank: "
+        "[24].")),
+    "guilty ranks": ("12,14", "guilty ranks: 12, 14"),
+    "a suspect": ("12", "suspected faulty rank: 12"),
+    "a root cause in words": ("12", "root cause: rank 12"),
+    "what was expected": ("3", ("RuntimeError: rank 3 is running REDUCE_SCATTER but expected ALLREDUCE like other "
+        "ranks")),
     "another collective's number": ("5", ("desync detected: rank 5 is at collective 88, all other ranks are at "
         "collective 89")),
     "another collective": ("5", "collective mismatch: rank 5 called ALLGATHER while all other ranks called ALLREDUCE"),
@@ -195,6 +214,7 @@ ACCUSED = {
     "deaths": ("6,7", "agent: ranks 6, 7 were killed by signal 9"),
     "a crash with its process": ("6", "agent: rank 6 (pid 812) crashed with SIGSEGV"),
     "an exit code": ("6", "agent: rank 6 exited with code -11"),
+    "Composer": ("6", "ERROR:composer.cli.launcher:Rank 6 crashed with exit code -7."),
     "a worker's exit code": ("6", "launcher: worker for rank 6 failed with exit code 137"),
     "an exit in fields": ("6", "event=worker_exit rank=6 code=137"),
     "the kernel's work": ("6", "agent: rank 6 was OOM-killed by the kernel"),
@@ -216,6 +236,9 @@ ACCUSED = {
 WATCHDOGS = {
     "who is behind, in new words": ("5", text(status(0, 747, 715), status(1, 747, 715), status(5, 715, 714), status(7,
         747, 715))),
+    "who is behind, on Ascend": (
+        "2", text(*(late(rank, 196 - (rank == 2)).replace("NCCL(", "HCCL(") for rank in range(4))),
+    ),
     "nobody is behind": (None, text(status(0, 747, 715), status(1, 747, 715), status(2, 747, 715))),
     "who was told and waits in nothing": (
         "5", text(*(f"{late(rank, 137)}\n{status(rank, 137, 136)}" for rank in (0, 2, 3)), dumped(5, 136, 136)),
@@ -438,6 +461,18 @@ BY_RANK = {
     "two that are behind": (
         "2,3", {str(rank): f"last enqueued work: {98 + 2 * (rank < 2)}, last completed work: 98" for rank in range(4)},
     ),
+    "last numbers in another order": (
+        "2", {str(rank): f"last completed seq {1041 - (rank == 2)}, last enqueued seq {1043 - 2 * (rank == 2)}"
+        for rank in range(4)},
+    ),
+    "last numbers in JSON": ("2", {str(rank): f'{{"last_enqueued": {43 - (rank == 2)}, "last_completed": 41}}'
+        for rank in range(4)}),
+    "shapes at a number": ("2", {str(rank): f"all_gather seq 7 shape [{8 - (rank == 2)}, 4096]" for rank in range(3)}),
+    "who has nothing pending": (
+        "2", {str(rank): "no pending collective" if rank == 2 else "pending collective: allreduce seq 40"
+        for rank in range(4)},
+    ),
+    "slow ones": ("17,18", {"0": "slow ranks: [17, 18] (2.1x median)", "17": "step 8", "18": "step 8"}),
     "numbers in fields": ("2", {str(rank): f"watchdog: seq={100 - (rank == 2)} op=ALLREDUCE timed out"
         for rank in range(4)}),
     "memory, and echoes": ("6", {"0": "ConnectionResetError: [Errno 104] Connection reset by peer", "6": MEMORY,
@@ -461,12 +496,27 @@ BY_RANK = {
 HEALTHY = (
     "[rank1]: Waiting for rank 0 to finish preprocessing",
     "heartbeat from rank 3 at step 9",
+    "heartbeat from rank 3 received after 61 s",
     "rank 3 joined the group",
+    "all 16 ranks joined",
     "rank 0 has 12 GB while other ranks have 10 GB",
+    "rank 3 has shape [4, 4]; other dims are padded",
+    "rank 3 is late binding the optimizer",
+    "rank 3 dead weight tensors removed",
+    "rank 3 exited with code 0",
+    "rank 0 called barrier",
+    "ranks [0, 1, 2, 3] are in group tp0; all other ranks are in group tp1",
+    "collective timeout set to 600 s on rank 3",
     "max in-flight requests: 3",
     "no pending collectives",
+    "missing_ranks=[]",
+    "not joined: []",
     "rank 3: infinite data loader, loss is averaged over 4 ranks",
     "straggler detection is enabled on rank 0",
+    "straggler threshold for rank 0: 0.7",
+    "no stragglers detected among ranks 0-15",
+    "slowest rank: 3 (512 ms), fastest rank: 0 (500 ms)",
+    "  Rank=76 Node=n1 Score=0.98",
     "[Gloo] Rank 3 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7",
     "worker_exit rank=6 code=0",
 )

@@ -17,7 +17,7 @@ import msgspec
 from unicron.diagnosis import naming
 
 _GROUP = re.compile(r"PG GUID (?P<guid>\d+)|\bPG (?:ID )?(?P<id>\d+)\b")
-_WORK = re.compile(r"WorkNCCL\((?:SeqNum=(?P<number>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<size>\d+))?")
+_WORK = re.compile(r"Work[NHX]CCL\((?:SeqNum=(?P<number>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<size>\d+))?")
 _OP = (
     r"(?i:_?(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|reduce|barrier|gather|scatter|send|recv))"
     r"\w*"
@@ -26,8 +26,7 @@ _SIZE = r"\b(?i:numel\w*|size|shape)[ =:]{1,2}\[?"
 _PRINT = re.compile(
     r"FingerPrint\((?:SequenceNumber=(?P<number>\d+)(?:, )?)?OpType=(?P<op>\w+)"
     r"(?:, TensorShape=\[(?P<size>[\d, ]*)\])?|"
-    r"\b(?P<op2>_?(?:ALL_?REDUCE|ALL_?GATHER|REDUCE_?SCATTER|BROADCAST|REDUCE)\w*) (?P<number2>\d+) "
-    r"shape[ =]\[(?P<size2>[\d, ]*)\]|"
+    rf"\b(?P<op2>{_OP}) (?:(?i:seq\w*)[ =:#]{{1,2}}|#)?(?P<number2>\d+),? (?i:shape)[ =:]{{1,2}}\[(?P<size2>[\d, ]*)\]|"
     rf"(?i:pending|in.?flight|outstanding|blocked in|stuck in|waiting in).{{1,30}}?\b(?P<op3>{_OP})\b.{{1,60}}?"
     rf"\b(?i:seq\w*)[ =:#]{{1,2}}(?P<number3>\d+)(?:.{{1,40}}?{_SIZE}(?P<size3>\d[\d, x]*))?|"
     rf"\b(?i:seq\w*)[ =:#]{{1,2}}(?P<number4>\d+)\W{{1,3}}(?:(?i:op\w*)[ =:]{{1,2}})?(?P<op4>{_OP})\b"

@@ -35,6 +35,8 @@ _PREFIX = re.compile(
     r"\[(?:\d{1,7},)?(?P<mpi>\d{1,7})\]<std(?:err|out)>:\s?|"
     r"\[?20\d\d-[\d-]{5}[T ][\d:.,+Z]{8,32}\]? \[(?i:rank|default)[ =:]?(?P<stamped>\d{1,7})\]:?\s?(?=\S)|"
     r"\[20\d\d-[\d-]{5}[T ][\d:.,]{8,16} TP(?P<tensor>\d{1,5})\] |"
+    r"20\d\d-[\d-]{5} [\d:.,]{8,16}: rank(?P<composer>\d{1,7})\[\d{1,8}\]\[\w{1,40}\]: |"
+    r"-{3,20}Begin global rank (?P<section>\d{1,7}) STD(?:OUT|ERR)-|-{3,20}End global rank \d{1,7} (?P<ended>)STD|"
     r"\[pod/(?P<pod>[\w.-]{1,80})/[\w.-]{1,80}\] |"
     r"(?P<compose>[a-z][\w.-]{0,60}[-_]\d{1,4})\s{1,8}\| |"
     r"\(\w{0,40}Worker(?:_TP| rank=)(?P<worker>\d{1,7})\b[^()]{0,100}\)\s|"
@@ -42,7 +44,7 @@ _PREFIX = re.compile(
     r"(?i:rank)[ _=-]?(?P<plain>\d{1,7})(?:: |\s?\| )|"
     r"r(?P<short>\d{1,7})\s?\| "
 )
-_BEGINS = frozenset("[(<R" + string.ascii_lowercase)  # with anything else no prefix begins
+_BEGINS = frozenset("[(<R2-" + string.ascii_lowercase)  # with anything else no prefix begins
 _ONE_LINE = (
     "pod",
     "compose",
@@ -51,6 +53,7 @@ _ONE_LINE = (
     "worker",
     "process",
 )  # these say nothing of a line after theirs without prefix
+_TIMED = ("stamped", "composer")  # their time is of use
 _LEARNED = ("local", "bare", "process")  # what these stand for, lines with torch's prefix after them say
 _SRUN_LABEL = re.compile(r"\s{0,6}(?P<rank>\d{1,7}): ")
 _NOBODY = re.compile(
@@ -112,7 +115,7 @@ class _Prefixes:
                 self._learn(found)
                 return self._rank, (line[:begin] if time_form(line[:begin]) else "") + line[end:]
         if found is not None and not (found["bare"] and self._is_numbered):
-            rank, line = self._meant(found), (line if found["stamped"] else line[found.end() :])
+            rank, line = self._meant(found), (line if found.lastgroup in _TIMED else line[found.end() :])
             if found.lastgroup not in _ONE_LINE:
                 self._rank = rank
             return rank, line

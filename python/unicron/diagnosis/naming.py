@@ -31,6 +31,7 @@ _ENDED = re.compile(
 )
 _ENDED_PID = re.compile(r"\[(?P<a>\d{2,8})\] exit(?:s|ed)\b|(?i:\b(?:sub)?process|\bpid)[=: ]{1,3}(?P<b>\d{2,8})\b")
 _ENDED_WORDS = ("ank", "rocess", "srun")
+_TOTAL = re.compile(r"(?i:\bworld.?size[ =:]{1,2}|\bof |\d/)(?P<total>\d{1,7})\b")
 _MENTIONED = re.compile(rf"{NOT_IN_WORLD}(?i:ranks?)[ =:#_-]{{0,2}}[\[{{(]?(?P<ranks>{NUMBERS})\b(?!\])")
 _PEER = re.compile(
     r"\b(?:[Pp]eer|[Ff]rom|[Tt]o) (?:\[(?P<a>[\w.:-]{1,80})\]|(?P<b>[\w.-]{1,80}))(?:<\d{1,5}>|:\d{1,5}\b)"
@@ -53,6 +54,15 @@ def numbers(text: str) -> tuple[str, ...]:
         end = min(int(last or first), int(first) + NAMED_MAX)
         found += [str(number) for number in range(int(first), end + 1)]
     return tuple(dict.fromkeys(found))[:NAMED_MAX]
+
+
+def absent(present: str, line: str) -> tuple[str, ...]:
+    """The ranks that are not in a list of those that came, if they are fewer: of as many as the line says there are."""
+    there = set(map(int, numbers(present)))
+    found = _TOTAL.search(line)
+    total = max(int(found["total"][:7]) if found is not None else 0, max(there, default=-1) + 1)
+    missing = [str(number) for number in range(min(total, 2 * NAMED_MAX)) if number not in there]
+    return tuple(missing) if 2 * len(missing) <= total else ()
 
 
 def ended(line: str) -> tuple[str, ...]:

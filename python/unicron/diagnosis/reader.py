@@ -31,13 +31,13 @@ PIDS_MAX = 65_536
 
 # Read here, not by rules.
 _ALSO = re.compile(
-    "xid|nvswitch|enqueued|workn|shape|local_rank|time\\s*: 5555-|root cause|failures:|: using|; oob|rank 5+ pid|"
-    "spawned with|launched up to operation|missing communicator data|"
+    "xid|nvswitch|enqueued|work[nhx]ccl|shape|local_rank|time\\s*: 5555-|root cause|failures:|: using|; oob|"
+    "rank 5+ pid|spawned with|launched up to operation|missing communicator data|"
     "ranks? [^ ]{1,40} (?:called|are in|is in|entered|are at|is at) _?(?:all|reduce|broadcast|barrier|gather|scatter)"
 )
 # A line with one may say how far a rank is, or what several called.
 _COUNTED = (
-    "nqueued", "WorkNCCL(", "FingerPrint(", " shape", "pending", " called ", "inconsistent", "flight", "stuck in",
+    "nqueued", "CCL(", "FingerPrint(", " shape", "pending", " called ", "inconsistent", "flight", "stuck in",
     "seq", "ranks ",
 )  # fmt: skip
 _SUMMARY = re.compile(
@@ -52,10 +52,12 @@ _COUNTS = re.compile(
 )
 _LISTED = "watchdog.not-in-ras"
 _SPAWNED = re.compile(r"\bprocess (?P<pid>\d{2,8}) spawned with .{1,2000}--local[_-]rank[=', ]{1,5}(?P<rank>\d{1,7})\b")
+_LAST = r"[Ll]ast[_ ]{0}\w*[\"']?(?: (?:NCCL )?(?:work|seq\w*|collective))?[\"']?[ :=]{{1,3}}(?P<{0}{1}>-?\d+)"
 _ENQUEUED = re.compile(
     r"(?:(?P<group>[\w\-.]+)[ :]+)?enqueued[= ](?P<enqueued>\d+)[ ,;]+completed[= ](?P<completed>-?\d+)|"
-    r"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued2>\d+), last completed (?:NCCL )?work: (?P<completed2>-?\d+)"
-)
+    + _LAST.format("enqueued", 2) + r"\W{1,8}" + _LAST.format("completed", 2) + "|"
+    + _LAST.format("completed", 3) + r"\W{1,8}" + _LAST.format("enqueued", 3)
+)  # fmt: skip
 
 
 def _index(rules: tuple[Rule, ...]) -> literals.WordIndex:
@@ -249,8 +251,13 @@ class Reader:
             rule.name, rule.severity, rule.scope, rule.category, rule.strength, rule.reason,
             is_mutual=rule.is_mutual, peer=self._key(peer) or peer,
         )  # fmt: skip
-        accused = next((text for name, text in groups.items() if name.startswith("rank") and text), "")
-        return finding, naming.numbers(accused), naming.mentioned(line) if rule.is_of_named else ()
+        if not rule.is_accusing:
+            return finding, (), naming.mentioned(line) if rule.is_of_named else ()
+        name, said = next(((name, said) for name, said in groups.items() if name != "peer" and said), ("", ""))
+        if not name.startswith("present"):
+            return finding, naming.numbers(said), ()
+        accused = naming.absent(said, line)
+        return (finding if accused else None), accused, ()
 
 
 def _is_of_mentioned(finding: Finding, *, is_spoken: bool) -> bool:
@@ -343,7 +350,8 @@ def _note_progress(entry: RankText, line: str) -> None:
     found = _ENQUEUED.search(line) if "nqueued" in line else None
     if found is not None:
         group = found["group"] or group_of(line)
-        enqueued, completed = found["enqueued"] or found["enqueued2"], found["completed"] or found["completed2"]
+        enqueued = found["enqueued"] or found["enqueued2"] or found["enqueued3"]
+        completed = found["completed"] or found["completed2"] or found["completed3"]
         entry.progress[group] = Progress(int(enqueued[:18]), int(completed[:18]), member_of(line))
         return
     collective = collective_of(line)

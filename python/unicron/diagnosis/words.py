@@ -69,8 +69,8 @@ class Strength(enum.IntEnum):
 class Rule(msgspec.Struct, frozen=True, dict=True):
     """What a line means. `pattern` is searched in one line.
 
-    Its group `rank` (a list of numbers too; also rank_b and so on) says whom the line accuses, `peer` whom its speaker
-    waits for.
+    Its group `rank` (a list of numbers too; also rank_b and so on) says whom the line accuses, `present` who is there,
+    so that it accuses all others, and `peer` whom its speaker waits for.
     """
 
     name: str  # family.what
@@ -89,6 +89,11 @@ class Rule(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def regex(self) -> re.Pattern[str]:
         return re.compile(self.pattern, re.ASCII)
+
+    @cached_property
+    def is_accusing(self) -> bool:
+        """Has the pattern a group that says whom the line accuses?"""
+        return any(name.startswith(("rank", "present")) for name in self.regex.groupindex)
 
     @cached_property
     def words(self) -> tuple[str, ...] | None:

@@ -40,11 +40,12 @@ WATCHDOG_RULES = (
     Rule(
         "watchdog.timeout",
         r"(?i)Watchdog caught collective operation time.?out|Timeout at NCCL work|collective operation timeout|"
-        r"detected by watchdog|Some NCCL operations have failed or timed out|WorkNCCL\(.{0,300}(?:timed out|"
+        r"detected by watchdog|Some NCCL operations have failed or timed out|Work[NHX]CCL\(.{0,300}(?:timed out|"
         r"Timeout\(ms\))|"
         r"\b(?:all_?reduce|all_?gather\w*|reduce_?scatter\w*|broadcast|barrier|all_?to_?all\w*|collective)\b"
-        r".{0,40}\btimed? ?out|"
+        r".{0,40}\b(?:timed out|timeout(?= after|:|\.|$))|"
         r"(?:ran|running) for \d+ milliseconds before timing out|NCCL (?:watchdog )?time(?:d )?out|"
+        r"\bHccl\w+, error code is \d|\bEI000[26]: |"
         r"taking the entire process down|Watchdog thread(?! terminated with exception: (?:NCCL|CUDA))|"
         r"HeartbeatMonitor|"
         r"NCCL communicator encountered error set by ProcessGroupNCCL",

@@ -12,7 +12,10 @@ from unicron.diagnosis.naming import NUMBERS
 from unicron.diagnosis.words import Category, Family, Rule, Scope, Strength
 from unicron.types import Severity
 
-REST = r"(?i:\b(?:others?|rest|remaining|every\w*|majority)\b)"
+REST = (
+    r"(?i:\b(?:all (?:the )?(?:others?|rest|remaining)|(?:the )?others|the (?:other|rest|remaining|majority)|"
+    r"other ranks|every(?:one|body))\b)"
+)
 STUCK = r"(?i:pending|time.?d? ?out|stuck|stall|hang|hung|blocked|for \d|after \d)"
 # What members of a group have to call alike.
 CALL = (
@@ -52,6 +55,8 @@ LATE_RULES = (
         r"(?:has|have|is|are) yet to) (?i:join|arriv|reach|enter|respond|participat|check(?:ed)? in|report|call|launch|"
         r"start|post|show(?:ed)? up)|"
         rf"^\s*(?P<rank_c>{NUMBERS}): \[[\w.]*(?i:allreduce|allgather|broadcast|alltoall)|"
+        rf"{who('f')} (?i:absent|missing|not (?:present|ready|there)|offline)\b|"
+        rf"(?i:\bnot (?:in|at|part of|present in) .{{1,30}}?: ?)(?=[\[{{(\d]){listed('g')}|"
         r"(?i:\b(?:not[ _]joined|un-?joined|absent|not[ _]arrived)(?:[ _]ranks?)?)[ =:]{1,3}"
         rf"(?:(?i:ranks? )|(?=[\[{{(])){listed('d')}|"
         r"(?i:(?:joined|arrived|present|ready|reached|checked in|responded)\b.{0,60}\b(?:missing|absent|without|except)"
@@ -62,19 +67,40 @@ LATE_RULES = (
         "DistStoreError: Timed out waiting on barrier on rank 0 (world_size=4, missing_ranks=[1], timeout=0:30:00)",
     ),
     Rule(
+        "watchdog.present",
+        rf"\[ready ranks: (?P<present>{NUMBERS})\]|"
+        rf"{STUCK}.{{0,80}}?(?i:\b(?:ready|joined|arrived|present|reached)(?:[ _]ranks?| by)?[ =:]{{1,3}})"
+        rf"[\[{{(](?P<present_b>{NUMBERS})[\]}})]",
+        Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.DEATH,
+        "another rank counted who came, and this one is not among them: late, stuck or dead",
+        "horovod stall_inspector.cc", "allreduce.conv1.weight [ready ranks: 0, 2, 3]",
+    ),
+    Rule(
         "watchdog.unheard",
-        rf"{who('a')} (?i:(?:is|are) (?:missing|unresponsive|unreachable|hung|stuck|dead|silent|lagging|behind|late|"
-        r"unhealthy)\b|(?:has |have )?stopped (?:responding|making progress|sending)|(?:heart)?beats? (?:timed out|"
-        r"timeout|lost|missed|expired|missing|stale)|missed (?:its |\d+ )?heartbeat|lost (?:its )?heartbeat)|"
+        rf"{who('a')} (?i:(?:(?:is|are) )?(?:unresponsive|unreachable|unhealthy|faulty|guilty)\b|"
+        rf"(?:is|are) (?:hung|stuck)\b(?!.{{0,20}}{CALL})|(?:is|are) (?:missing|dead|silent|lagging|"
+        r"behind|late)(?=\s*$|\s?[.,:;()]| by | for | at )|"
+        r"(?:has |have )?stopped (?:responding|making progress|sending)|(?:heart)?beats? (?:timed out|timeout|lost|"
+        r"missed|expired|missing|stale)|missed (?:its |\d+ )?heartbeat|lost (?:its )?heartbeat)|"
         r"(?i:\bno (?:heartbeats?|response|reply|answer|progress)(?: received)? (?:from|of|on)|"
         r"\b(?:lost (?:contact|connection) (?:to|with)|not heard from|(?:missed|stale|lost) heartbeats? (?:of|from))) "
         rf"(?i:worker |global )?{who('b')}|"
         rf"(?i:\bheartbeats? (?:of|from) ){who('c')}.{{0,20}}?"
         r"(?i:lost|missed|missing|stale|late|expired|stopped|timed? ?out|not received)|"
-        rf"(?i:\b(?:lagging|unresponsive|stalled|stuck|hung) (?:global )?){who('d')}",
+        rf"(?i:\bheartbeat[ _](?:missed|lost|timeout|expired)\b.{{0,20}}?\brank[\"']?[ =:]{{1,2}}){listed('d')}",
         Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.DEATH,
         "who watches the ranks hears nothing of this one any more: stuck or dead", "monitors of ranks",
         "monitor: no heartbeat from rank 1 for 60 s",
+    ),
+    Rule(
+        "watchdog.blamed",
+        r"(?<!max )(?<!num )(?<!of )\b(?i:(?:guilty|culprits?|faulty|suspect(?:ed)?|offending|failed|failing|dead|"
+        r"lagging|unresponsive|stalled|stuck|hung|root cause(?: is|:)?|(?:first|initial) (?:failure|error|fault) "
+        r"(?:on|in|at|from|is|was)|(?:caused|blocked) by) "
+        rf"(?:global )?){who('a')}",
+        Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.DEATH,
+        "somebody found this rank to be the one, and does not say why", "reports of failures",
+        "monitor: suspected rank 1",
     ),
     Rule(
         "watchdog.no-heartbeat",
@@ -88,12 +114,14 @@ LATE_RULES = (
     ),
     Rule(
         "watchdog.waited-for",
-        rf"{STUCK}.{{0,120}}?(?i:wait(?:ing|s|ed) (?:for|on) (?:global )?){who('a')}|"
+        rf"{STUCK}.{{0,120}}?(?i:(?:wait(?:ing|s|ed)|pending) (?:for|on) (?:global )?){who('a')}|"
+        rf"(?i:waiting (?:for|on) \d+ (?:more |other )){who('e')}|(?i:pending on ){who('f')}|"
         rf"(?i:wait(?:ing|s|ed) (?:for|on) (?:global )?){who('b')}(?=.{{0,80}}{STUCK})|"
+        r"(?i:has not received .{0,60}from remote rank: ?)\[(?P<rank_d>\d{1,7})\]|"
         r"\b(?i:recv|receive|send|read|write|message|reply)\w* (?i:from|to) (?i:rank )(?P<rank_c>\d{1,7})\b.{0,30}"
         r"(?i:timed? ?out|failed|reset|closed|refused|lost)",
         Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.DEATH,
-        "another rank waits for this one, which does not come: late, stuck or dead", "reports of hangs",
+        "another rank waits for this one, which does not come: late, stuck or dead", "HCCL (EI0002), reports of hangs",
         "ALLREDUCE pending for 610 s, waiting for rank 1",
     ),
     Rule(
@@ -105,8 +133,9 @@ LATE_RULES = (
     Rule(
         "watchdog.straggler",
         rf"STRAGGLER DETECTION.{{0,120}}Affected ranks: [\[{{](?P<rank>{NUMBERS}|\w+\(rank=\d.{{0,2000}})[\]}}]|"
-        rf"(?i:\bstragglers?\b(?! detect(?:ion|or)).{{0,40}}?){who('b')}|"
-        rf"(?i:\bstragglers?[ =:]{{1,3}})(?=[\[{{(]){listed('c')}|"
+        rf"(?<!no )\b(?i:stragglers?\b(?:(?: report| found| detected| identified| is| are| on| at|[:=,;])\s?){{0,4}}"
+        rf"\s?){who('b')}|"
+        rf"(?i:\bstragglers?[ =:]{{1,3}})(?=[\[{{(]){listed('c')}|(?i:\bslow (?:global )?){who('e')}|"
         rf"{who('d')} (?i:(?:is|are) (?:an? )?(?:stragglers?\b|\d[\d.]*x slower|slower than))",
         Severity.SEV2, Scope.GPU, Category.TASK_HANG, Strength.SLOW,
         "it was measured slower than the others: suspect its GPU, if nothing else is wrong",
@@ -119,7 +148,8 @@ OTHER_RULES = (
     Rule(
         "nccl.odd-one",
         rf"{who('a')} (?i:called|is (?:running|in|at)|entered|issued|launched|has|used|sent|got) "
-        rf".{{0,60}}?{CALL}.{{0,80}}?(?i:[,;] |\b(?:while|but|whereas|unlike)\b,? )(?i:all |and )?(?i:the )?{REST}|"
+        rf".{{0,60}}?{CALL}.{{0,80}}?(?:[,;] (?i:and )?|"
+        rf"(?i:\b(?:while|but|whereas|unlike|instead of)\b).{{0,60}}?){REST}|"
         rf"{CALL}.{{0,30}} (?i:on|of|from) {who('b')} (?i:differs?|deviates?|is different|"
         rf"(?:does|do) not (?:match|agree)|(?:is|are) inconsistent|mismatch\w*).{{0,20}}?{REST}|"
         r"(?i:\ball (?:the )?(?:other )?ranks (?:called|agree|entered|are (?:in|at|running)))"
@@ -141,7 +171,7 @@ OTHER_RULES = (
         "process.rank-ended",
         rf"\b(?i:rank)s?[ \[(]{{1,2}}(?P<rank>{NUMBERS})[\])]?:? "
         r"(?i:(?:has |have |was |were |is |are |worker |process |unexpectedly |suddenly ){0,3}"
-        r"(?:died|dead|crashed|killed|failed|disappeared|vanished|preempted|gone|"
+        r"(?:died|crashed|killed|failed|disappeared|vanished|preempted|gone|"
         r"(?:exited|terminated|ended) (?:unexpectedly|prematurely|abnormally))\b)"
         r"(?!\D{0,20}(?i:\bto\b|success|SIGTERM|signal 15|timed? ?out))",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.DEATH,
