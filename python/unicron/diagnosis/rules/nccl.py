@@ -43,15 +43,20 @@ WATCHDOG_RULES = (
         r"detected by watchdog|Some NCCL operations have failed or timed out|Work[NHX]CCL\(.{0,300}(?:timed out|"
         r"Timeout\(ms\))|"
         r"\b(?:all_?reduce|all_?gather\w*|reduce_?scatter\w*|broadcast|barrier|all_?to_?all\w*|collective)\b"
-        r".{0,40}\b(?:timed out|timeout(?= after|:|\.|$))|"
+        r".{0,40}\btimed out|\b(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier) timeout(?! set)|"
         r"(?:ran|running) for \d+ milliseconds before timing out|NCCL (?:watchdog )?time(?:d )?out|"
-        r"\bHccl\w+, error code is \d|\bEI000[26]: |"
         r"taking the entire process down|Watchdog thread(?! terminated with exception: (?:NCCL|CUDA))|"
         r"HeartbeatMonitor|"
         r"NCCL communicator encountered error set by ProcessGroupNCCL",
         Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
         "some rank is late in a collective; who says so is a witness", WATCHDOG,
         "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=88, OpType=ALLREDUCE, ...)",
+    ),
+    Rule(
+        "watchdog.hccl", r"\bHccl\w+, error code is \d|\bEI000[26]: ",
+        Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
+        "a collective between Ascend devices failed or timed out: some rank is late or gone", "CANN, HCCL error codes",
+        "EI0006: [PID: 77] Getting socket times out. Reason: Remote Rank did not send the data in time.",
     ),
     Rule(
         "watchdog.waiting",
