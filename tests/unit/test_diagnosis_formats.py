@@ -130,6 +130,13 @@ PREFIXES = {
     "Composer's": "2026-08-30 11:06:12,920: rank{0}[208868][MainThread]: ERROR: {1}",
     "Composer's sections": "----------Begin global rank {0} STDERR----------\n{1}\n----------End global rank {0} "
     "STDERR------",
+    "a section's title": "===== rank {0} =====\n{1}",
+    "a section's title of its stream": "--- rank {0} stderr ---\n{1}",
+    "tail's title": "==> rank_{0}.log <==\n{1}\n",
+    "a traceback's title": "Traceback on rank {0}:\n{1}",
+    "from a rank": "Error from rank {0}: {1}",
+    "a worker's number": "[worker {0}] {1}",
+    "with zeros before it": "rank0{0}: {1}",
     "TensorRT-LLM's": "[TRT-LLM] [RANK {0}] [E] {1}",
 }
 
@@ -176,6 +183,13 @@ ACCUSED = {
     "a missed heartbeat in JSON": ("4", '{"event":"heartbeat_missed","rank":4,"last_seen_s":61}'),
     "HCCL's remote rank": ("24", ("EI0002: The Notify register has not received the Notify record from remote rank: "
         "[24].")),
+    "a missing rank": ("5", "barrier: have 0,1,2,3,4,6,7 need 8, missing rank 5"),
+    "how many are waited for": ("5", "collective 812 incomplete: waiting on 1 rank (5)"),
+    "nothing came from some": ("3,7", "allgather #55: no contribution from ranks 3 and 7"),
+    "a peer that went": ("3", "peer rank 3 disconnected"),
+    "by whom it was not joined": ("6", "  ALLREDUCE seq=88 joined by ranks 0-5,7; not joined by rank 6"),
+    "numbers of several": ("2", "desync: rank 2 at seq 44, ranks 0,1,3 at seq 45"),
+    "numbers in a row": ("2", "sequence numbers: rank 0: 45, rank 1: 45, rank 2: 44, rank 3: 45"),
     "guilty ranks": ("12,14", "guilty ranks: 12, 14"),
     "a suspect": ("12", "suspected faulty rank: 12"),
     "a root cause in words": ("12", "root cause: rank 12"),
@@ -350,6 +364,21 @@ REPORTS = {
         "3", text(*(f"[rank{rank}] collective mismatch at seq 18: ALLREDUCE numel={512 if rank == 3 else 1024}"
         for rank in range(4))),
     ),
+    "a list, another operation": (
+        "2", text("collective mismatch detected", *(f"rank {rank} seq=45 op=ALL{'GATHER' if rank == 2 else 'REDUCE'}"
+        for rank in range(4))),
+    ),
+    "a list, another size": (
+        "2", text("collective mismatch detected:", *(f"  rank {rank}: ALLREDUCE [{2048 if rank == 2 else 4096}]"
+        for rank in range(4))),
+    ),
+    "a list of two, one behind": (
+        "1", text("collective mismatch detected:", "  rank 0: ALLREDUCE seq=45", "  rank 1: ALLREDUCE seq=44"),
+    ),
+    "a list of two": (None, text("collective mismatch detected:", "  rank 0: ALLREDUCE seq=45", "  rank 1: "
+        "ALLGATHER seq=45")),
+    "a list of nothing": (None, text("last calls:", "  rank 0: ALLREDUCE [4096]", "  rank 1: ALLGATHER [96]", "  "
+        "rank 2: ALLREDUCE [4096]")),
     "a model that differs from all": (
         "0", text(*(f"[rank{rank}]: RuntimeError: DDP expects same model across all ranks, but Rank {rank} has 64 "
         f"params, while "
@@ -445,6 +474,9 @@ ENDS = {
     "local ranks of several nodes": (
         "11", text("[default3]:[rank11]: KeyError: 'x'", f"[default3]:{gone(3)}", f"[default0]:{gone(8)}"),
     ),
+    "a status of each": ("4", text(*(f"rank {rank}: exit status {137 if rank == 4 else 143}" for rank in (0, 1, 4)))),
+    "a child's status": ("4", text("agent n0: child rank=4 pid=77 status=-11", "agent n0: child rank=0 pid=73 "
+        "status=-15")),
     "everybody was told to end": (None, text(*(f"[rank{rank}]: SignalException: Process 40 got signal: 15"
         for rank in range(4)))),
     "everybody died": (None, text(*(f"rank {rank} died with signal 9" for rank in range(4)))),

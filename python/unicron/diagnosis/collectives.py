@@ -32,6 +32,16 @@ _PRINT = re.compile(
     rf"\b(?i:seq\w*)[ =:#]{{1,2}}(?P<number4>\d+)\W{{1,3}}(?:(?i:op\w*)[ =:]{{1,2}})?(?P<op4>{_OP})\b"
     rf"(?:.{{1,20}}?{_SIZE}(?P<size4>\d[\d, x]*))?"
 )
+# A line of a list, of what a rank called: "rank 3: ALLREDUCE [4096]", "rank 3 seq=45 op=ALLREDUCE".
+_ROW = re.compile(
+    r"\s*[Rr]ank (?P<rank>\d{1,7})[: ]\s?(?:(?i:seq\w*|#)[ =:#]{0,2}(?P<number>\d+)\W{1,3}(?:op\w*[ =:]{1,2})?)?"
+    rf"(?P<op>{_OP})\b(?:\W{{1,3}}(?:(?i:seq\w*)[ =:#]{{1,2}}|#)(?P<number2>\d+))?"
+    r"(?:.{1,12}?\[(?P<size>\d[\d, x]*)\])?"
+)
+_AT_NUMBER = re.compile(
+    rf"\b[Rr]anks? \[?(?P<ranks>{naming.NUMBERS})\]?(?:: | (?:(?:is|are) )?at )"
+    r"(?:(?i:seq\w*|collective|step)[ =:#]{1,2})?#?(?P<number>\d+)\b"
+)
 # What a report says that others called.
 _CALLED = re.compile(
     rf"\b[Rr]anks? \[?(?P<ranks>{naming.NUMBERS})\]? (?:(?:is|are|has|have|was|were) )?"
@@ -42,6 +52,7 @@ _CALLED = re.compile(
 # Operations whose members may bring different sizes.
 _UNEVEN = re.compile(r"(?i)all_?to_?all|coalesced|\b(?:send|recv|gather|scatter|unknown|barrier)\b")
 UNKNOWN_GROUP = "default"
+LISTED = "listed"  # of a list with a rank a line: only of use where somebody speaks of a mismatch
 TOLD = "told"  # the place of what one report says of several ranks
 TIMED_OUT = " timed out"  # after a group's name: the number is of the collective that timed out
 
@@ -62,9 +73,12 @@ class Collective(msgspec.Struct, frozen=True):
     @property
     def place(self) -> str:
         """Where it has to be compared: what is said to be of one place is, whatever its number."""
-        if self.group == TOLD:
-            return TOLD
+        if self.group in (TOLD, LISTED):
+            return self.group
         return f"{self.group} {self.number}"
+
+
+TOLD_PROGRESS = f"{TOLD}{TIMED_OUT}"  # the group of numbers that one line says of several ranks
 
 
 class Odd(msgspec.Struct, frozen=True):
@@ -133,6 +147,25 @@ def told(line: str) -> Iterator[tuple[str, Collective]]:
             yield rank, called
 
 
+def row_of(line: str) -> tuple[str, Collective] | None:
+    """The rank and its collective in a line of a list."""
+    found = _ROW.match(line)
+    if found is None:
+        return None
+    number = found["number"] or found["number2"]
+    return found["rank"], Collective(
+        LISTED, int(number[:18]) if number else None, found["op"].upper(), found["size"] or ""
+    )
+
+
+def at_numbers(line: str) -> dict[str, int]:
+    """How far several ranks are, by one line."""
+    found = list(_AT_NUMBER.finditer(line)) if "seq" in line or "collective" in line else []
+    if len(found) < 2:
+        return {}
+    return {rank: int(match["number"][:18]) for match in found for rank in naming.numbers(match["ranks"])}
+
+
 def odd_one(collectives: Mapping[str, Mapping[str, Collective]]) -> Odd | None:
     """The first collective, by group and number, that its members called differently.
 
@@ -154,7 +187,7 @@ def _odd_at(members: Mapping[str, Collective]) -> Odd | None:
     if are_mixed(call.member for call in members.values()):
         return None
     first = next(iter(members.values()))
-    is_told = first.group == TOLD
+    is_told = first.group in (TOLD, LISTED)
     calls = {
         rank: (call.op, "" if _UNEVEN.search(call.op) else call.size, call.number if is_told else None)
         for rank, call in members.items()

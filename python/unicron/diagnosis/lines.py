@@ -23,6 +23,7 @@ HEAD_LINES = 200  # looked at to find out whether srun labelled the lines
 LABELLED_SHARE_MIN = 0.5
 
 HEAD_CHARS = 400  # of a line: torch's prefix is looked for there
+HEADER_CHARS = 100  # the most of a line that only says whose lines follow
 WORLDS_MAX = 65_536  # prefixes of launchers remembered
 
 # Before "rank": then it is the one on a node or in a group.
@@ -31,6 +32,7 @@ _TORCH = re.compile(r"\[rank(?P<rank>\d{1,7})\]:\s?")
 _PREFIX = re.compile(
     r"\[default(?P<local>\d{1,7})\](?::|(?=\s))\s?(?=\S)|"
     r"\[(?P<bare>\d{1,7})\](?::|(?=\s))\s?(?=\S)|"
+    r"\[(?:[RrPp]|(?i:worker|trainer|process|task)[ _:-])(?P<worker_number>\d{1,7})\]:?\s(?=\S)|"
     r"[\[<(](?i:rank)[ =:_#-]{0,2}(?P<torch>\d{1,7})(?:/\d{1,7})?[\]>)](?::|(?=\s))\s?(?=\S)(?!Child process)|"
     r"\[(?:\d{1,7},)?(?P<mpi>\d{1,7})\]<std(?:err|out)>:\s?|"
     r"\[?20\d\d-[\d-]{5}[T ][\d:.,+Z]{8,32}\]? \[(?i:rank|default)[ =:]?(?P<stamped>\d{1,7})\]:?\s?(?=\S)|"
@@ -43,6 +45,13 @@ _PREFIX = re.compile(
     r"(?P<process>\([\w.:<>-]{1,80},? pid=\d{1,8}(?:, ip=[\w.:]{1,45})?)[^()]{0,40}\)\s|"
     r"(?i:rank)[ _=-]?(?P<plain>\d{1,7})(?:: |\s?\| )|"
     r"r(?P<short>\d{1,7})\s?\| "
+)
+# A line that only says whose lines follow.
+_HEADER = re.compile(
+    r"(?:[=\-#*>\[ ]{1,30}|(?i:traceback|exception|error|output|log|stderr|stdout|stack) (?:on|of|from|for) )"
+    r"(?i:(?:global )?rank[ _-]?)(?P<rank>\d{1,7})(?:\.(?:log|out|err|txt))?"
+    r"(?i: (?:stderr|stdout|log|output|traceback))?"
+    r"[\]=\-#*<>: ]{0,30}$"
 )
 _BEGINS = frozenset("[(<R2-" + string.ascii_lowercase)  # with anything else no prefix begins
 _ONE_LINE = (
@@ -64,9 +73,11 @@ _SPEAKER = re.compile(
     r"\[rank(?P<a>\d{1,7})\]|\[?(?:PG (?:ID )?\w+ .{0,60})?\bRank (?P<b>\d{1,7})(?:\]|, node)|"
     r"\[(?i:rank)[ =:_]{1,2}(?P<c>\d{1,7})\]|"
     rf"{NOT_IN_WORLD}[\"']?(?i:rank)[\"']?(?:=|:\s?)[\"']?(?P<d>\d{{1,7}})(?=[\"'\s,;|)}}\]]|$)|"
-    r"^(?:\S{1,60}\s){0,8}?(?:[\w.-]{1,60}:)?[\[<(]?"
+    r"^\s{0,8}(?:\S{1,60}\s){0,8}?(?:[\w.-]{1,60}:)?[\[<(]?"
     r"(?<!for )(?<!from )(?<!on )(?<!to )(?<!by )(?<!of )(?<!and )(?<!with )"
-    rf"{NOT_IN_WORLD}(?i:rank)[ _:#-]?(?P<e>\d{{1,7}})(?:[\]>):]|\s?\|)"
+    rf"{NOT_IN_WORLD}(?i:rank)[ _:#-]?(?P<e>\d{{1,7}})(?:[\]>):]|\s?\|)|"
+    r"^\W{0,3}(?:\w+ ){0,4}?(?i:error|exception|traceback|failure|crash)\w* (?:\w+ ){0,2}(?:from|on|in|at|for) "
+    rf"{NOT_IN_WORLD}(?i:rank)[ _:#-]?(?P<f>\d{{1,7}})\b"
 )
 _WORLD_SPEAKER = re.compile(r"(?i)\bglobal[ _-]?rank[\"']?[ =:#]{1,3}(?P<rank>\d{1,7})\b")
 
@@ -105,11 +116,16 @@ class _Prefixes:
 
     def read(self, line: str) -> tuple[str, str]:
         """The rank that speaks, and what it says."""
+        if len(line) <= HEADER_CHARS and has_rank(line):
+            found = _HEADER.match(line)
+            if found is not None:
+                self._rank = _plain(found["rank"])
+                return self._rank, ""
         found = _PREFIX.match(line) if line[:1] in _BEGINS else None
         torch = _TORCH.search(line, 0, HEAD_CHARS) if "[rank" in line else None
         while torch is not None:
             end = torch.end()
-            self._rank = torch["rank"]
+            self._rank = _plain(torch["rank"])
             begin, torch = torch.start(), _TORCH.match(line, end)
             if torch is None:
                 self._learn(found)
@@ -139,7 +155,12 @@ class _Prefixes:
 
     def _meant(self, found: re.Match[str]) -> str:
         kind, prefix = found.lastgroup or "", found[found.lastgroup or 0]
-        return self._worlds.get(f"{kind} {prefix}", "" if kind == "process" else prefix)
+        return self._worlds.get(f"{kind} {prefix}", "" if kind == "process" else _plain(prefix))
+
+
+def _plain(rank: str) -> str:
+    """A number without zeros before it; a name as it is."""
+    return (rank.lstrip("0") or "0") if rank.isdigit() else rank
 
 
 def pieces(line: str) -> Iterator[str]:
@@ -163,7 +184,7 @@ def speaker(line: str) -> str:
     if not has_rank(line):
         return ""
     found = _SPEAKER.search(line)
-    return world_speaker(line) or (found[found.lastgroup or 0] if found else "")
+    return world_speaker(line) or (_plain(found[found.lastgroup or 0]) if found else "")
 
 
 def world_speaker(line: str) -> str:

@@ -16,7 +16,18 @@ from typing import Any
 import msgspec
 
 from unicron.diagnosis import lines, literals, naming, sxid, xid
-from unicron.diagnosis.collectives import PAIRED, TIMED_OUT, Collective, collective_of, group_of, member_of, told
+from unicron.diagnosis.collectives import (
+    PAIRED,
+    TIMED_OUT,
+    TOLD_PROGRESS,
+    Collective,
+    at_numbers,
+    collective_of,
+    group_of,
+    member_of,
+    row_of,
+    told,
+)
 from unicron.diagnosis.rules import RULES
 from unicron.diagnosis.words import Finding, Progress, Rule, Strength
 
@@ -33,12 +44,14 @@ PIDS_MAX = 65_536
 _ALSO = re.compile(
     "xid|nvswitch|enqueued|work[nhx]ccl|shape|local_rank|time\\s*: 5555-|root cause|failures:|: using|; oob|"
     "rank 5+ pid|spawned with|launched up to operation|missing communicator data|"
-    "ranks? [^ ]{1,40} (?:called|are in|is in|entered|are at|is at) _?(?:all|reduce|broadcast|barrier|gather|scatter)"
+    "ranks? [^ ]{1,40} (?:called|are in|is in|entered|are at|is at) _?(?:all|reduce|broadcast|barrier|gather|scatter)|"
+    "rank 5{1,7}[: ] ?(?:seq[^ ]{1,12} (?:op[=:] ?)?)?_?(?:all|reduce|broadcast|gather|scatter)|"
+    "(?:seq|collective).{0,40}\\branks? 5.{0,40}\\branks? 5|ranks? 5.{0,40}\\b(?:seq|collective).{0,40}\\branks? 5"
 )
 # A line with one may say how far a rank is, or what several called.
 _COUNTED = (
     "nqueued", "CCL(", "FingerPrint(", " shape", "pending", " called ", "inconsistent", "flight", "stuck in",
-    "seq", "ranks ",
+    "seq", "ranks ", "ank 5",
 )  # fmt: skip
 _SUMMARY = re.compile(
     r"(?:[\w.-]{1,60}: )?\s*(?:"
@@ -228,8 +241,13 @@ class Reader:
             self._pids[found["pid"]] = found["rank"]
 
     def _note_told(self, line: str) -> bool:
-        """What a report says that several ranks called; is it one?"""
-        found = list(told(line))
+        """What a report says that several ranks called, or how far they are; is it one?"""
+        row = row_of(line)
+        found = list(told(line)) if row is None else [row]
+        for name, number in at_numbers(line).items() if not found else ():
+            key = self._key(name)
+            if key:
+                self._entry(key).progress[TOLD_PROGRESS] = Progress(number)
         for name, collective in found:
             key = self._key(name)
             if key:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import msgspec
 
 from unicron.diagnosis.behind import SHARE_MAX, as_number, laggards
-from unicron.diagnosis.collectives import odd_one
+from unicron.diagnosis.collectives import LISTED, TOLD_PROGRESS, odd_one
 from unicron.diagnosis.naming import short
 from unicron.diagnosis.reader import RankText, Reader
 from unicron.diagnosis.rules import RULES
@@ -63,7 +63,8 @@ def diagnose(ranks: Mapping[str, RankText]) -> Diagnosis:
         return _named(findings, [f for f in findings if f.strength is findings[0].strength], ranks)
     found = _mismatched(findings, ranks)
     if is_said and found is None:
-        return _diagnosis(findings[0], None, findings, findings[0].reason)
+        late = laggards(ranks) if findings[0].rule == "nccl.mismatch" else []
+        return _diagnosis(findings[0], ",".join(late) or None, findings, findings[0].reason)
     found = found or _behind(findings, ranks)
     if found is not None or not findings:
         return found or NOTHING
@@ -163,7 +164,11 @@ def _with_verdict(best: Finding, findings: list[Finding]) -> Finding:
 
 def _mismatched(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis | None:
     """Members of a group that called different collectives: code, whoever of them is odd."""
-    odd = odd_one({rank: entry.collectives for rank, entry in ranks.items() if rank})
+    is_reported = any(finding.rule == "nccl.mismatch" for finding in findings)
+    called = {rank: entry.collectives for rank, entry in ranks.items() if rank}
+    if not is_reported:
+        called = {rank: {at: call for at, call in calls.items() if at != LISTED} for rank, calls in called.items()}
+    odd = odd_one(called)
     if odd is None:
         return None
     reason = f"{odd.words} at the same place: code or data that differ between ranks"
@@ -177,7 +182,7 @@ def _behind(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis
     if len(members) < 2:
         return None
     waiting = {f.rank for f in findings if f.strength in (Strength.ECHO, Strength.WITNESS)} & members
-    recorded = {rank for rank in members if ranks[rank].progress}
+    recorded = {rank for rank in members if ranks[rank].progress.keys() - {TOLD_PROGRESS}}
     idle = (recorded | {f.rank for f in findings if f.rule == "watchdog.idle"} & members) - waiting
     if idle and waiting and len(idle) <= SHARE_MAX * len(members):
         reason = "all others have a collective pending and this rank has none"

@@ -50,7 +50,7 @@ LATE_RULES = (
     ),
     Rule(
         "watchdog.missing",
-        rf"(?i:missing[_ ]ranks?(?:\s*[=:(]{{1,2}}| are)\s*){listed('a')}|"
+        rf"(?i:missing[_ ]ranks?(?:\s*[=:(]{{1,2}}| are|(?= ))\s*){listed('a')}|"
         rf"{who('b')} (?i:did(?:n't| not)|never|ha(?:s|ve)(?:n't| not)|failed to|(?:is|are) not|not|"
         r"(?:has|have|is|are) yet to) (?i:join|arriv|reach|enter|respond|participat|check(?:ed)? in|report|call|launch|"
         r"start|post|show(?:ed)? up)|"
@@ -58,7 +58,7 @@ LATE_RULES = (
         rf"{who('f')} (?i:absent|missing|not (?:present|ready|there)|offline)\b|"
         rf"(?i:\bnot (?:in|at|part of|present in) .{{1,30}}?: ?)(?=[\[{{(\d]){listed('g')}|"
         r"(?i:\b(?:not[ _]joined|un-?joined|absent|not[ _]arrived)(?:[ _]ranks?)?)[ =:]{1,3}"
-        rf"(?:(?i:ranks? )|(?=[\[{{(])){listed('d')}|"
+        rf"(?:(?i:(?:by )?ranks? )|(?=[\[{{(])){listed('d')}|"
         r"(?i:(?:joined|arrived|present|ready|reached|checked in|responded)\b.{0,60}\b(?:missing|absent|without|except)"
         rf"[ =:]{{1,3}}(?:ranks? )?){listed('e')}",
         Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.DEATH,
@@ -80,11 +80,14 @@ LATE_RULES = (
         rf"{who('a')} (?i:(?:(?:is|are) )?(?:unresponsive|unreachable|unhealthy|faulty|guilty)\b|"
         rf"(?:is|are) (?:hung|stuck)\b(?!.{{0,20}}{CALL})|(?:is|are) (?:missing|dead|silent|lagging|"
         r"behind|late)(?=\s*$|\s?[.,:;()]| by | for | at )|"
-        r"(?:has |have )?stopped (?:responding|making progress|sending)|(?:heart)?beats? (?:timed out|timeout|lost|"
-        r"missed|expired|missing|stale)|missed (?:its |\d+ )?heartbeat|lost (?:its )?heartbeat)|"
-        r"(?i:\bno (?:heartbeats?|response|reply|answer|progress)(?: received)? (?:from|of|on)|"
+        r"(?:has |have )?(?:stopped (?:responding|making progress|sending)|disconnected|went (?:away|silent|down))|"
+        r"(?:heart)?beats? (?:timed out|timeout|lost|missed|expired|missing|stale)|"
+        r"missed (?:its |\d+ )?heartbeat|lost (?:its )?heartbeat)|"
+        r"(?i:\bno (?:heartbeats?|response|reply|answer|progress|contribution|data|message)(?: received)? "
+        r"(?:from|of|on)|"
         r"\b(?:lost (?:contact|connection) (?:to|with)|not heard from|(?:missed|stale|lost) heartbeats? (?:of|from))) "
         rf"(?i:worker |global )?{who('b')}|"
+        rf"(?i:\blost (?:peer|worker|member)\b.{{0,30}}?){who('e')}|"
         rf"(?i:\bheartbeats? (?:of|from) ){who('c')}.{{0,20}}?"
         r"(?i:lost|missed|missing|stale|late|expired|stopped|timed? ?out|not received)|"
         rf"(?i:\bheartbeat[ _](?:missed|lost|timeout|expired)\b.{{0,20}}?\brank[\"']?[ =:]{{1,2}}){listed('d')}",
@@ -115,7 +118,7 @@ LATE_RULES = (
     Rule(
         "watchdog.waited-for",
         rf"{STUCK}.{{0,120}}?(?i:(?:wait(?:ing|s|ed)|pending) (?:for|on) (?:global )?){who('a')}|"
-        rf"(?i:waiting (?:for|on) \d+ (?:more |other )){who('e')}|(?i:pending on ){who('f')}|"
+        rf"(?i:waiting (?:for|on) \d+ (?:more |other )?ranks?[ :(]{{1,3}}){listed('e')}|(?i:pending on ){who('f')}|"
         rf"(?i:wait(?:ing|s|ed) (?:for|on) (?:global )?){who('b')}(?=.{{0,80}}{STUCK})|"
         r"(?i:has not received .{0,60}from remote rank: ?)\[(?P<rank_d>\d{1,7})\]|"
         r"\b(?i:recv|receive|send|read|write|message|reply)\w* (?i:from|to) (?i:rank )(?P<rank_c>\d{1,7})\b.{0,30}"

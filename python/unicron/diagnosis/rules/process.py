@@ -13,8 +13,8 @@ from unicron.types import Severity
 ELASTIC = "torch/distributed/elastic/multiprocessing"
 # How launchers introduce the status of a process that ended: exitcode  : -9, exits with return code = 1.
 CODE = (
-    r"(?:(?:exit|return)[ _]?code|exit rank=\d+ code|(?:terminated|exit(?:s|ed)?|died|failed) with (?:code|status))"
-    r"\s*[:=]?\s*\(?"
+    r"(?:(?:exit|return)[ _]?(?:code|status)|\bstatus(?==-)|exit rank=\d+ code|"
+    r"(?:terminated|exit(?:s|ed)?|died|failed) with (?:code|status))\s*[:=]?\s*\(?"
 )
 SLURM = "Slurm src/slurmd/slurmstepd, src/srun"
 KUBERNETES = "Kubernetes pod and node status reasons"
