@@ -477,6 +477,20 @@ ENDS = {
     "a status of each": ("4", text(*(f"rank {rank}: exit status {137 if rank == 4 else 143}" for rank in (0, 1, 4)))),
     "a child's status": ("4", text("agent n0: child rank=4 pid=77 status=-11", "agent n0: child rank=0 pid=73 "
         "status=-15")),
+    "a death that was seen, not who is missed": (
+        "5", text("[rank0]: lost connection to rank 3", gone(3), summary(row(0, 5, -9), row(1, 0, 1))),
+    ),
+    "a cause, not who waits for it": (
+        "2", text(f"[rank2]: {MEMORY}", "[rank0]: waiting for rank 1 timed out", "[rank1]: waiting for rank 2 "
+        "timed out"),
+    ),
+    "who failed in others' words": ("3", text(*(f"[rank{rank}]: RuntimeError: rank 3 failed, aborting" for rank in (4,
+        5)))),
+    "who failed in its own words, by an echo": (
+        None, text(*(f"[rank{rank}]: rank {rank} failed due to NCCL error: remote process exited" for rank in (2, 3))),
+    ),
+    "a rank in a group, in words": (None, "TP rank 0: CUDA out of memory"),
+    "all in one line": (None, text("ranks 0-7: found NaN in local grad norm", "[rank0]: stop")),
     "everybody was told to end": (None, text(*(f"[rank{rank}]: SignalException: Process 40 got signal: 15"
         for rank in range(4)))),
     "everybody died": (None, text(*(f"rank {rank} died with signal 9" for rank in range(4)))),

@@ -27,7 +27,7 @@ HEADER_CHARS = 100  # the most of a line that only says whose lines follow
 WORLDS_MAX = 65_536  # prefixes of launchers remembered
 
 # Before "rank": then it is the one on a node or in a group.
-NOT_IN_WORLD = r"(?<![\w.])(?<!local )(?<!node )(?<!group )(?<!parallel )(?<![tdpec]p )"
+NOT_IN_WORLD = r"(?<![\w.])(?<!local )(?<!node )(?<!group )(?<!parallel )(?<![tdpecTDPEC][pP] )"
 _TORCH = re.compile(r"\[rank(?P<rank>\d{1,7})\]:\s?")
 _PREFIX = re.compile(
     r"\[default(?P<local>\d{1,7})\](?::|(?=\s))\s?(?=\S)|"

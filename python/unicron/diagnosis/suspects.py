@@ -178,6 +178,9 @@ def the_suspects(strongest: list[Finding], findings: list[Finding], ranks: Mappi
     left = [finding for finding in strongest if not is_source(finding.rank)]
     tests: tuple[Callable[[list[Finding]], set[str]], ...] = (
         lambda left: {f.rank for f in left if not _is_after(f, echoes)},
+        lambda left: {
+            f.rank for f in left if not (f.is_told and f.rule.startswith("watchdog."))
+        },  # deaths that were seen
         lambda left: {f.rank for f in left if not _accuses(f, ranks)},
         lambda left: {f.rank for f in left if f.strength is Strength.HARDWARE and f.scope is not Scope.LINK},
         lambda left: {f.rank for f in left if not _is_up_again(f, ranks)},

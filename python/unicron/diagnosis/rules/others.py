@@ -176,7 +176,8 @@ OTHER_RULES = (
         r"(?i:(?:has |have |was |were |is |are |worker |process |unexpectedly |suddenly ){0,3}"
         r"(?:died|crashed|killed|failed|disappeared|vanished|preempted|gone|"
         r"(?:exited|terminated|ended) (?:unexpectedly|prematurely|abnormally))\b)"
-        r"(?!\D{0,20}(?i:\bto\b|success|SIGTERM|signal 15|timed? ?out))",
+        r"(?!\D{0,20}(?i:\bto\b|success|SIGTERM|signal 15|timed? ?out))"
+        r"(?!.{0,60}(?i:NCCL|gloo|connection|remote process|reset by|broken pipe))",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.DEATH,
         "somebody saw this rank end, and does not say why", "agents, launchers, lmdeploy",
         "agent: rank 1 died unexpectedly",
