@@ -462,6 +462,10 @@ ENDS = {
         "[launch.py:325] [13267] "
         "exits with return code = -9", f"[rank0]: {CLOSED}"),
     ),
+    "a process by the number that it said": (
+        "3", text("[rank3]: starting, pid=4242", "[rank0]: starting, pid=4240", "[2026-01-08 16:13:55,768] [ERROR] "
+        "[launch.py:325:sigkill_handler] [4242] exits with return code = -9", f"[rank0]: {CLOSED}"),
+    ),
     "a kernel's victim by its number": (
         "1", text(SPAWNED.format(0, 13266), SPAWNED.format(1, 13267), "kernel: Out of memory: Killed process 13267 "
         "(python3)",
@@ -535,6 +539,20 @@ BY_RANK = {
     ),
     "a host that gloo names": ("n3", {"n1": "Connection closed by peer [n3]:38032", "n2": "Connection closed by "
         "peer n3<41>", "n3": ""}),
+    "a peer by the address that somebody has": (
+        "2", {"0": CLOSED.replace("127.0.0.1", "10.0.0.4"), "1": CLOSED.replace("127.0.0.1", "10.0.0.4"),
+        "3": "iteration 7",
+        "2": "rank 2 runs on 10.0.0.4"},
+    ),
+    "a peer by an address that two have": (
+        None, {"0": CLOSED.replace("127.0.0.1", "10.0.0.4"), "1": "rank 2 is on 10.0.0.4, and rank 3 too",
+        "2": "rank 2 is on 10.0.0.4",
+        "3": "rank 3 is on 10.0.0.4"},
+    ),
+    "a launcher's process by its number": (
+        "3", {"launcher": "[4242] exits with return code = -9", "3": "starting, pid 4242", "0": "Connection reset "
+        "by peer"},
+    ),
     "stacks": ("0", {"0": "    get (queue.py:170)", "1": "    all_reduce (torch/distributed/distributed_c10d.py:2501)",
     "2": "    all_reduce (torch/distributed/distributed_c10d.py:2501)"}),
 }  # fmt: skip

@@ -1,13 +1,14 @@
 """From text to lines of ranks: whose line it is, and when it was printed. Pure; memory is bounded by the longest line.
 
-Who speaks is said by a prefix, if by anything: torch's ``[rank3]:``, torchrun's ``[default3]:`` and ``[3]:``, mpirun's
-``[1,3]<stderr>:``, kubectl's ``[pod/worker-3/pytorch]``, compose's ``worker-3  |``, the ``(Worker rank=3 pid=7)`` of
-servers, and srun's ``3: `` (label option). torch's own is believed before all others and wherever it stands in a
-line's head, because it alone is the rank in the world: torchrun's is the rank on its node, pasted logs have the numbers
-of their lines before it, and a progress bar has no end. What a launcher's prefix stands for is learned from lines that
-have both. srun's is believed only when most lines of the text's head have it, because a traceback's numbered frames
-look the same. A bare ``[3]:`` numbers the failures of torchrun's summary. A line without prefix continues the rank
-before it; lines of the launcher and the scheduler belong to nobody.
+Who speaks is said by a prefix, if by anything: torch's ``[rank3]:``, torchrun's ``[default3]:`` and ``[3]:``,
+mpirun's ``[1,3]<stderr>:``, kubectl's ``[pod/worker-3/pytorch]``, compose's ``worker-3  |``, the ``(Worker rank=3
+pid=7)`` of servers, titles like ``==> rank_3.log <==``, and srun's ``3: `` (label option). torch's own is believed
+before all others and wherever it stands in a line's head, because it alone is the rank in the world: torchrun's is
+the rank on its node, pasted logs have the numbers of their lines before it, and a progress bar has no end. What a
+launcher's prefix stands for is learned from lines that have both. srun's is believed only when most lines of the
+text's head have it, because a traceback's numbered frames look the same. A bare ``[3]:`` numbers the failures of
+torchrun's summary. A line without prefix continues the rank before it; lines of the launcher and the scheduler belong
+to nobody.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ _ONE_LINE = (
     "plain",
     "short",
     "worker",
+    "worker_number",
     "process",
 )  # these say nothing of a line after theirs without prefix
 _TIMED = ("stamped", "composer")  # their time is of use
@@ -67,7 +69,9 @@ _LEARNED = ("local", "bare", "process")  # what these stand for, lines with torc
 _SRUN_LABEL = re.compile(r"\s{0,6}(?P<rank>\d{1,7}): ")
 _NOBODY = re.compile(
     r"(?:srun|slurmstepd|salloc|sbatch|mpirun|prterun|torchrun)\b|[WEI]\d{4} .{0,60}torch/distributed/elastic|"
-    r"(?:\[20\d\d[^\]]{6,30}\] |[A-Z]{4,8}:)torch\.distributed\.(?:elastic|run)\b"
+    r"(?:\[20\d\d[^\]]{6,30}\] |[A-Z]{4,8}:)(?:torch\.distributed\.(?:elastic|run)|composer\.cli)\b|"
+    r"\[20\d\d[^\]]{6,30}\] \[\w{4,8}\] \[(?:launch|runner)\.py:|\(raylet|"
+    r"(?:agent|launcher|controller|scheduler|monitor|supervisor|kernel|dmesg)\b[^:]{0,30}:"
 )
 _SPEAKER = re.compile(
     r"\[rank(?P<a>\d{1,7})\]|\[?(?:PG (?:ID )?\w+ .{0,60})?\bRank (?P<b>\d{1,7})(?:\]|, node)|"

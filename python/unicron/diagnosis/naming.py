@@ -39,6 +39,12 @@ _PEER = re.compile(
 # What NCCL says of its own host: the head of its lines, and the interface it uses.
 _OWN_HOST = re.compile(r"(?P<host>[A-Za-z][\w.-]{0,80}):\d{1,8}:\d{1,8} \[\d{1,3}\] ")
 _OWN_ADDRESS = re.compile(r"(?:Bootstrap : Using|NET/Socket : Using|OOB) (?:\[\d+\])?[\w.-]{1,20}:(?P<ip>[\d.]{7,15})<")
+_OWN_SOCKET = re.compile(r"\baddr=\[(?P<ip>[\da-f.:]{7,45})\]:\d{1,5}, remote=")
+_PLACED = re.compile(
+    rf"^\W{{0,3}}(?:\w+ ){{0,3}}?{NOT_IN_WORLD}(?i:rank)[ =:#_-]{{1,2}}(?P<rank>\d{{1,7}})\b"
+    r"(?!.{0,80}\b(?i:peer|from|to|connect\w*|reset|refused|timed)\b).{0,60}?\b(?P<ip>\d{1,3}(?:\.\d{1,3}){3})\b"
+)
+_PID = re.compile(r"(?i)\bpid[=: ]{1,3}(?P<pid>\d{2,8})\b")
 _RANK_KEY = re.compile(
     r"(?i)(?:.*[^a-z])?(?:rank|r|proc|process|trainer|task)[ _:=\[-]{0,2}(?P<number>\d{1,7})\]?"
     r"(?:\.\w{1,4}|[ @,:/(].*)?"
@@ -91,9 +97,20 @@ def peer(line: str) -> str:
 
 
 def own_addresses(line: str) -> tuple[str, ...]:
-    """Host and address of the speaker, as NCCL prints them."""
-    host, address = _OWN_HOST.match(line), _OWN_ADDRESS.search(line)
+    """Host and address of the speaker, as NCCL and torch's store print them."""
+    host, address = _OWN_HOST.match(line), _OWN_ADDRESS.search(line) or _OWN_SOCKET.search(line)
     return tuple(found for found in (host and short(host["host"]), address and address["ip"]) if found)
+
+
+def placed(line: str) -> tuple[str, str]:
+    """A rank and the address that a line says it has, both "" if it does not: ``rank 3 is on 10.0.0.4``."""
+    found = _PLACED.match(line)
+    return (found["rank"], found["ip"]) if found is not None else ("", "")
+
+
+def own_pids(line: str) -> tuple[str, ...]:
+    """Process numbers in what a rank says: its own, or those of its helpers."""
+    return tuple(found["pid"] for found in _PID.finditer(line))
 
 
 def parts(key: str) -> tuple[str, ...]:

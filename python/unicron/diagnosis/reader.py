@@ -39,11 +39,14 @@ SUMMARY_LINES = 5  # of torchrun's summary of a rank
 TEXT_CHARS_MAX = 400  # kept of a line
 ADDRESSES_MAX = 16  # of one rank
 PIDS_MAX = 65_536
+OWN_PIDS_MAX = 16  # of one rank
+PID_LINES = 100  # of a rank, where it may say its process number
 
 # Read here, not by rules.
 _ALSO = re.compile(
     "xid|nvswitch|enqueued|work[nhx]ccl|shape|local_rank|time\\s*: 5555-|root cause|failures:|: using|; oob|"
-    "rank 5+ pid|spawned with|launched up to operation|missing communicator data|"
+    "rank 5+ pid|spawned with|addr=\\[|rank[^.]{1,60}\\b5{1,3}\\.5{1,3}\\.5{1,3}\\.5|"
+    "launched up to operation|missing communicator data|"
     "ranks? [^ ]{1,40} (?:called|are in|is in|entered|are at|is at) _?(?:all|reduce|broadcast|barrier|gather|scatter)|"
     "rank 5{1,7}[: ] ?(?:seq[^ ]{1,12} (?:op[=:] ?)?)?_?(?:all|reduce|broadcast|gather|scatter)|"
     "(?:seq|collective).{0,40}\\branks? 5.{0,40}\\branks? 5|ranks? 5.{0,40}\\b(?:seq|collective).{0,40}\\branks? 5"
@@ -116,6 +119,7 @@ class RankText(msgspec.Struct):
     findings: dict[str, Finding] = {}  # by rule; the first line's facts
     progress: dict[str, Progress] = {}  # by process group
     collectives: dict[str, Collective] = {}  # that it waits in, by group and number
+    pids: set[str] = set()  # of its processes
     addresses: set[str] = set()  # hosts and addresses that it says are its own
     accuses: bool = False  # it says of others that it waits for them, or misses them
     spoke: dict[str, int] = {}  # by rule: after how many of its own lines it last said so
@@ -160,6 +164,8 @@ class Reader:
             return
         if entry.summary.num_lines:
             entry.summary.num_lines -= 1
+        if entry.num_lines <= PID_LINES and rank and "pid" in line and len(entry.pids) < OWN_PIDS_MAX:
+            entry.pids.update(naming.own_pids(line))
         shape = self._shape_of(line)
         if shape is not None:
             self._ask(entry, rank, line, number, shape)
@@ -198,8 +204,7 @@ class Reader:
         _follow(entry.summary, line)
         if "spawned with" in line:
             self._note_pid(line)
-        if "NCCL" in line and len(entry.addresses) < ADDRESSES_MAX:
-            entry.addresses.update(naming.own_addresses(line))
+        self._note_address(entry, line)
         finding, accused, named = self._finding(line, shape.rules)
         if finding is not None and finding.rule == _LISTED and entry.summary.is_ahead:
             finding = None
@@ -234,6 +239,14 @@ class Reader:
         if found or not self._pids or not finding.rule.startswith(("process.", "kernel.")):
             return found
         return tuple(self._pids[pid] for pid in naming.ended_pids(line) if pid in self._pids)
+
+    def _note_address(self, entry: RankText, line: str) -> None:
+        if ("NCCL" in line or "addr=[" in line) and len(entry.addresses) < ADDRESSES_MAX:
+            entry.addresses.update(naming.own_addresses(line))
+        rank, address = naming.placed(line) if lines.has_rank(line) else ("", "")
+        key = self._key(rank) if rank else ""
+        if key and len(self._entry(key).addresses) < ADDRESSES_MAX:
+            self._entry(key).addresses.add(address)
 
     def _note_pid(self, line: str) -> None:
         found = _SPAWNED.search(line)

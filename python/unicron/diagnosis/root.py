@@ -1,10 +1,11 @@
 """The root of what many ranks say, and everything else as evidence under it. Pure.
 
 Findings are compared by strength: hardware, then a stated cause, a local link, an exception nobody knows, a death
-without a reason, an abort, a witness of a peer; what only echoes another rank's failure never makes its rank the root.
-A line that accuses another rank is about that one, never about its speaker. Among equals suspects.py decides; a cause
-that several ranks share and that belongs to the job or to storage has no root rank. When nobody says why, the root is
-who is behind (behind.py), whom the others name as their other end, or the one that waits for nobody while others wait.
+without a reason, an abort, a slow rank, a witness of a peer; what only echoes another rank's failure never makes its
+rank the root. A line that accuses another rank is about that one, never about its speaker. Among equals suspects.py
+decides; a cause that several ranks share and that belongs to the job or to storage has no root rank. When nobody says
+why, the root is who is behind (behind.py), whom the others name as their other end, or the one that waits for nobody
+while others wait.
 
 The order of the ranks never matters, and another rank that only echoes never changes the root: both are tests.
 """
@@ -92,7 +93,8 @@ def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str
     if len(roots) == 1:
         best = _with_verdict(best, findings)
         # Who is seen alone to have ended, without a cause, is a root only beside others that did not.
-        is_known = best.strength >= (Strength.DEATH if best.is_first else Strength.LINK) or best.is_told
+        is_first = any(finding.is_first for finding in strongest)
+        is_known = best.strength >= (Strength.DEATH if is_first else Strength.LINK) or best.is_told
         is_known |= len(ranks.keys() - {""}) > 1
         root = roots[0] or _only_death(findings)
         return _diagnosis(best, (is_known and root) or None, findings, best.reason)

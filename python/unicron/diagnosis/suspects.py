@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 
 import msgspec
 
-from unicron.diagnosis.naming import parts
+from unicron.diagnosis.naming import ended_pids, parts
 from unicron.diagnosis.reader import RankText
 from unicron.diagnosis.words import Category, Finding, Scope, Strength
 
@@ -117,8 +117,11 @@ def _about_their_ranks(ranks: Mapping[str, RankText]) -> list[Finding]:
     everything = [finding for entry in ranks.values() for finding in entry.findings.values()]
     names = {rank for rank in ranks if rank and not is_source(rank)}
     pids: dict[str, set[str]] = {}
+    for rank, entry in ranks.items():
+        for pid in entry.pids if rank and not is_source(rank) else ():
+            pids.setdefault(pid, set()).add(rank)
     for finding in everything:
-        for pid in _PID.findall(finding.text) if not is_source(finding.rank) else ():
+        for pid in _PID.findall(finding.text) if finding.rank and not is_source(finding.rank) else ():
             pids.setdefault(pid, set()).add(finding.rank)
     return [_about(finding, names, pids) for finding in everything]
 
@@ -140,13 +143,16 @@ def _about(finding: Finding, names: Set[str], pids: Mapping[str, set[str]]) -> F
         owner = set(parts(finding.rank)) & names
         if len(owner) == 1:
             return msgspec.structs.replace(finding, rank=owner.pop())
+    if not finding.rank and finding.rule.startswith(("process.", "kernel.")):
+        about = set().union(*(pids.get(pid, set()) for pid in ended_pids(finding.text)))
+        return msgspec.structs.replace(finding, rank=about.pop()) if len(about) == 1 else finding
     if finding.category is not Category.LOST_CONNECTION and not is_source(finding.rank):
         return finding
     if _SURVIVOR.search(finding.text):
         return msgspec.structs.replace(finding, rank="slurm")
     about = _named_in(finding.text, names)
     if not about and is_source(finding.rank):
-        about = set().union(*(pids.get(pid, set()) for pid in _PID.findall(finding.text))) - {""}
+        about = set().union(*(pids.get(pid, set()) for pid in ended_pids(finding.text)))
     return msgspec.structs.replace(finding, rank=about.pop()) if len(about) == 1 else finding
 
 
