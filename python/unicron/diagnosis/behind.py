@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unicron.diagnosis.collectives import TIMED_OUT, UNKNOWN_GROUP
+from unicron.diagnosis.collectives import TIMED_OUT, UNKNOWN_GROUP, are_mixed
 from unicron.diagnosis.reader import RankText
 from unicron.diagnosis.words import Progress
 
@@ -29,7 +29,7 @@ def laggards(ranks: Mapping[str, RankText]) -> list[str]:
     waits: set[str] = set()
     late: set[str] = set()
     for group, members in groups.items():
-        behind = _behind(group, members)
+        behind = set() if are_mixed(p.member for p in members.values()) else _behind(group, members)
         late |= behind
         waits |= members.keys() - behind if behind else set()
     return sorted(late - waits, key=as_number)

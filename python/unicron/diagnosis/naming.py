@@ -9,26 +9,42 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from unicron.diagnosis.lines import NOT_IN_WORLD, has_rank
+
 NAMED_MAX = 64  # ranks of one list
 _ITEM = re.compile(r"(\d{1,7})(?:\s?-\s?(\d{1,7}))?")
+_FIELD = re.compile(r"\brank=(\d{1,7})\b")
 NUMBERS = r"\d{1,7}(?:(?:, ?and |, ?| and |-)\d{1,7}){0,64}"  # 3 or 0, 2-5; in a pattern's group
+# What a rank did, or what was done to it, when it ended.
+ENDED = (
+    r"(?i:(?:has |have |was |were |is |are |worker |process |unexpectedly |suddenly ){0,3}"
+    r"(?:exit(?:ed|s)|died|dead|crashed|killed|terminated|aborted|failed|disappeared|vanished|preempted)\b)"
+)
 
 # How launchers say whose end they tell of.
 _ENDED = re.compile(
     rf"\bsrun: error: [\w.-]{{1,80}}: tasks? (?P<srun>{NUMBERS}): |"
     r"\bprocess rank (?P<mpirun>\d{1,7}) with PID |"
-    r"\bMPI_ABORT was invoked on rank (?P<abort>\d{1,7})\b|"
     r"(?:ProcessExitedException: process|-- Process) (?P<spawn>\d{1,7}) terminated with |"
     r"\[rank: (?P<child>\d{1,7})\] Child process with PID |"
-    r"\b[Rr]ank (?P<plain>\d{1,7}) (?:has |was |is )?(?:exited|died|crashed|killed|terminated)\b"
+    rf"\b[Rr]anks?[ \[(=:]{{1,2}}(?P<plain>{NUMBERS})[\])]?:? {ENDED}"
 )
-_ENDED_WORDS = ("ank ", "ank: ", "rocess", "srun")
+_ENDED_PID = re.compile(r"\[(?P<a>\d{2,8})\] exit(?:s|ed)\b|(?i:\b(?:sub)?process|\bpid)[=: ]{1,3}(?P<b>\d{2,8})\b")
+_ENDED_WORDS = ("ank", "rocess", "srun")
+_TOTAL = re.compile(r"(?i:\bworld.?size[ =:]{1,2}|\bof |\d/)(?P<total>\d{1,7})\b")
+_MENTIONED = re.compile(rf"{NOT_IN_WORLD}(?i:ranks?)[ =:#_-]{{0,2}}[\[{{(]?(?P<ranks>{NUMBERS})\b(?!\])")
 _PEER = re.compile(
     r"\b(?:[Pp]eer|[Ff]rom|[Tt]o) (?:\[(?P<a>[\w.:-]{1,80})\]|(?P<b>[\w.-]{1,80}))(?:<\d{1,5}>|:\d{1,5}\b)"
 )
 # What NCCL says of its own host: the head of its lines, and the interface it uses.
 _OWN_HOST = re.compile(r"(?P<host>[A-Za-z][\w.-]{0,80}):\d{1,8}:\d{1,8} \[\d{1,3}\] ")
 _OWN_ADDRESS = re.compile(r"(?:Bootstrap : Using|NET/Socket : Using|OOB) (?:\[\d+\])?[\w.-]{1,20}:(?P<ip>[\d.]{7,15})<")
+_OWN_SOCKET = re.compile(r"\baddr=\[(?P<ip>[\da-f.:]{7,45})\]:\d{1,5}, remote=")
+_PLACED = re.compile(
+    rf"^\W{{0,3}}(?:\w+ ){{0,3}}?{NOT_IN_WORLD}(?i:rank)[ =:#_-]{{1,2}}(?P<rank>\d{{1,7}})\b"
+    r"(?!.{0,80}\b(?i:peer|from|to|connect\w*|reset|refused|timed)\b).{0,60}?\b(?P<ip>\d{1,3}(?:\.\d{1,3}){3})\b"
+)
+_PID = re.compile(r"(?i)\bpid[=: ]{1,3}(?P<pid>\d{2,8})\b")
 _RANK_KEY = re.compile(
     r"(?i)(?:.*[^a-z])?(?:rank|r|proc|process|trainer|task)[ _:=\[-]{0,2}(?P<number>\d{1,7})\]?"
     r"(?:\.\w{1,4}|[ @,:/(].*)?"
@@ -37,18 +53,41 @@ _PARTS = re.compile(r"[\s/:@(),]+")
 
 
 def numbers(text: str) -> tuple[str, ...]:
-    """The ranks of a list like ``0, 2-5``, at most NAMED_MAX."""
+    """The ranks of a list like ``0, 2-5`` or ``Id(rank=3, node='n1')``, at most NAMED_MAX."""
     found: list[str] = []
+    text = ",".join(_FIELD.findall(text)) if "rank=" in text else text
     for first, last in _ITEM.findall(text):
         end = min(int(last or first), int(first) + NAMED_MAX)
         found += [str(number) for number in range(int(first), end + 1)]
     return tuple(dict.fromkeys(found))[:NAMED_MAX]
 
 
+def absent(present: str, line: str) -> tuple[str, ...]:
+    """The ranks that are not in a list of those that came, if they are fewer: of as many as the line says there are."""
+    there = set(map(int, numbers(present)))
+    found = _TOTAL.search(line)
+    total = max(int(found["total"][:7]) if found is not None else 0, max(there, default=-1) + 1)
+    missing = [str(number) for number in range(min(total, 2 * NAMED_MAX)) if number not in there]
+    return tuple(missing) if 2 * len(missing) <= total else ()
+
+
 def ended(line: str) -> tuple[str, ...]:
     """The ranks whose end a launcher's line tells of."""
     found = _ENDED.search(line) if any(word in line for word in _ENDED_WORDS) else None
     return numbers(found[found.lastgroup]) if found is not None and found.lastgroup else ()
+
+
+def mentioned(line: str) -> tuple[str, ...]:
+    """The ranks that a line mentions in one place; nothing where it mentions others elsewhere."""
+    if not has_rank(line):
+        return ()
+    found = {match["ranks"] for match in _MENTIONED.finditer(line)}
+    return numbers(found.pop()) if len(found) == 1 else ()
+
+
+def ended_pids(line: str) -> tuple[str, ...]:
+    """The numbers of the processes that a line tells of."""
+    return tuple(found["a"] or found["b"] for found in _ENDED_PID.finditer(line))
 
 
 def peer(line: str) -> str:
@@ -58,9 +97,20 @@ def peer(line: str) -> str:
 
 
 def own_addresses(line: str) -> tuple[str, ...]:
-    """Host and address of the speaker, as NCCL prints them."""
-    host, address = _OWN_HOST.match(line), _OWN_ADDRESS.search(line)
+    """Host and address of the speaker, as NCCL and torch's store print them."""
+    host, address = _OWN_HOST.match(line), _OWN_ADDRESS.search(line) or _OWN_SOCKET.search(line)
     return tuple(found for found in (host and short(host["host"]), address and address["ip"]) if found)
+
+
+def placed(line: str) -> tuple[str, str]:
+    """A rank and the address that a line says it has, both "" if it does not: ``rank 3 is on 10.0.0.4``."""
+    found = _PLACED.match(line)
+    return (found["rank"], found["ip"]) if found is not None else ("", "")
+
+
+def own_pids(line: str) -> tuple[str, ...]:
+    """Process numbers in what a rank says: its own, or those of its helpers."""
+    return tuple(found["pid"] for found in _PID.finditer(line))
 
 
 def parts(key: str) -> tuple[str, ...]:

@@ -1,10 +1,11 @@
 """The root of what many ranks say, and everything else as evidence under it. Pure.
 
 Findings are compared by strength: hardware, then a stated cause, a local link, an exception nobody knows, a death
-without a reason, an abort, a witness of a peer; what only echoes another rank's failure never makes its rank the root.
-A line that accuses another rank is about that one, never about its speaker. Among equals suspects.py decides; a cause
-that several ranks share and that belongs to the job or to storage has no root rank. When nobody says why, the root is
-who is behind (behind.py), whom the others name as their other end, or the one that waits for nobody while others wait.
+without a reason, an abort, a slow rank, a witness of a peer; what only echoes another rank's failure never makes its
+rank the root. A line that accuses another rank is about that one, never about its speaker. Among equals suspects.py
+decides; a cause that several ranks share and that belongs to the job or to storage has no root rank. When nobody says
+why, the root is who is behind (behind.py), whom the others name as their other end, or the one that waits for nobody
+while others wait.
 
 The order of the ranks never matters, and another rank that only echoes never changes the root: both are tests.
 """
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 import msgspec
 
 from unicron.diagnosis.behind import SHARE_MAX, as_number, laggards
-from unicron.diagnosis.collectives import odd_one
+from unicron.diagnosis.collectives import LISTED, TOLD_PROGRESS, odd_one
 from unicron.diagnosis.naming import short
 from unicron.diagnosis.reader import RankText, Reader
 from unicron.diagnosis.rules import RULES
@@ -58,16 +59,19 @@ def diagnose(ranks: Mapping[str, RankText]) -> Diagnosis:
     `root_rank` is a key of `ranks`, several joined by commas, None when it cannot be known.
     """
     findings = sorted(weighed(ranks), key=_rank_of_finding)
-    is_said = bool(findings) and findings[0].strength > Strength.WITNESS
+    is_said = bool(findings) and findings[0].strength > Strength.SLOW
     if is_said and not findings[0].is_mutual:
         return _named(findings, [f for f in findings if f.strength is findings[0].strength], ranks)
     found = _mismatched(findings, ranks)
     if is_said and found is None:
-        return _diagnosis(findings[0], None, findings, findings[0].reason)
+        late = laggards(ranks) if findings[0].rule == "nccl.mismatch" else []
+        return _diagnosis(findings[0], ",".join(late) or None, findings, findings[0].reason)
     found = found or _behind(findings, ranks)
     if found is not None or not findings:
         return found or NOTHING
     best = findings[0]
+    if best.strength is Strength.SLOW:
+        return _named(findings, [f for f in findings if f.strength is Strength.SLOW], ranks)
     best = _commonest([f for f in findings if f.strength is best.strength])
     return _diagnosis(best, None, findings, best.reason)
 
@@ -81,6 +85,7 @@ def _rank_of_finding(finding: Finding) -> tuple[int, int, int, str, str]:
 
 
 def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis:
+    strongest = _of_somebody(strongest)
     roots = sorted({finding.rank for finding in strongest}, key=as_number)
     best = strongest[0] if len(roots) == 1 else _commonest(strongest)
     if all(map(is_source, roots)):
@@ -88,23 +93,50 @@ def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str
     if len(roots) == 1:
         best = _with_verdict(best, findings)
         # Who is seen alone to have ended, without a cause, is a root only beside others that did not.
-        is_known = best.strength >= Strength.LINK or len(ranks.keys() - {""}) > 1
-        return _diagnosis(best, (is_known and roots[0]) or None, findings, best.reason)
+        is_first = any(finding.is_first for finding in strongest)
+        is_known = best.strength >= (Strength.DEATH if is_first else Strength.LINK) or best.is_told
+        is_known |= len(ranks.keys() - {""}) > 1
+        root = roots[0] or _only_death(findings)
+        return _diagnosis(best, (is_known and root) or None, findings, best.reason)
     if best.scope in _SHARED_SCOPES and _is_shared(best, strongest, roots):
         return _diagnosis(best, None, findings, f"{best.reason} (the same on {len(roots)} ranks: no rank is to blame)")
     suspects = the_suspects(strongest, findings, ranks)
     own = [finding for finding in strongest if finding.rank in suspects]
     best = _with_verdict(own[0], findings) if len(suspects) == 1 else _commonest(own)
     if len(suspects) == 1:
-        return _diagnosis(best, suspects[0], findings, best.reason)
+        return _diagnosis(best, suspects[0] or None, findings, best.reason)
     root = ",".join(sorted(suspects, key=as_number))
-    if best.strength is Strength.HARDWARE and best.scope in (Scope.GPU, Scope.NODE):
+    if best.strength is Strength.HARDWARE and best.scope in (Scope.GPU, Scope.NODE) and "" not in suspects:
         # Broken hardware in several places at once is broken in each of them.
         return _diagnosis(best, root, findings, f"{best.reason} (on each of them)")
-    is_one_line = len({(finding.said_by, finding.line, finding.text) for finding in own}) == 1
-    if is_one_line and len(suspects) <= SHARE_MAX * len(ranks):
-        return _diagnosis(best, root, findings, f"{best.reason} (one line names them all)")
+    if _are_together(own) and "" not in suspects and len(suspects) <= SHARE_MAX * _num_members(ranks):
+        return _diagnosis(best, root, findings, f"{best.reason} (they are named together)")
     return _diagnosis(best, None, findings, f"{best.reason} (on {len(suspects)} ranks, none known to be the first)")
+
+
+def _of_somebody(strongest: list[Finding]) -> list[Finding]:
+    """Without what nobody's lines say too of somebody."""
+    rules = {finding.rule for finding in strongest if finding.rank}
+    return [finding for finding in strongest if finding.rank or finding.rule not in rules]
+
+
+def _only_death(findings: list[Finding]) -> str | None:
+    """The one rank whose end somebody tells of: what nobody's lines say is about it."""
+    died = {f.rank for f in findings if f.strength >= Strength.ABORT and f.rank and not is_source(f.rank)}
+    return died.pop() if len(died) == 1 else None
+
+
+def _are_together(own: list[Finding]) -> bool:
+    """Does one line name them all, or does somebody accuse each of them of the same?"""
+    if len({(finding.said_by, finding.line, finding.text) for finding in own}) == 1:
+        return True
+    return all(finding.is_told for finding in own) and len({finding.rule for finding in own}) == 1
+
+
+def _num_members(ranks: Mapping[str, RankText]) -> int:
+    """How many ranks there are at least, by those that speak or are named and by their numbers."""
+    numbers = [number for number, _ in map(as_number, ranks)]
+    return max(len(ranks), *(number + 1 for number in numbers), 0)
 
 
 def _victim(findings: list[Finding], ranks: Mapping[str, RankText]) -> str | None:
@@ -134,7 +166,11 @@ def _with_verdict(best: Finding, findings: list[Finding]) -> Finding:
 
 def _mismatched(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis | None:
     """Members of a group that called different collectives: code, whoever of them is odd."""
-    odd = odd_one({rank: entry.collectives for rank, entry in ranks.items() if rank})
+    is_reported = any(finding.rule == "nccl.mismatch" for finding in findings)
+    called = {rank: entry.collectives for rank, entry in ranks.items() if rank}
+    if not is_reported:
+        called = {rank: {at: call for at, call in calls.items() if at != LISTED} for rank, calls in called.items()}
+    odd = odd_one(called)
     if odd is None:
         return None
     reason = f"{odd.words} at the same place: code or data that differ between ranks"
@@ -148,7 +184,7 @@ def _behind(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis
     if len(members) < 2:
         return None
     waiting = {f.rank for f in findings if f.strength in (Strength.ECHO, Strength.WITNESS)} & members
-    recorded = {rank for rank in members if ranks[rank].progress}
+    recorded = {rank for rank in members if ranks[rank].progress.keys() - {TOLD_PROGRESS}}
     idle = (recorded | {f.rank for f in findings if f.rule == "watchdog.idle"} & members) - waiting
     if idle and waiting and len(idle) <= SHARE_MAX * len(members):
         reason = "all others have a collective pending and this rank has none"

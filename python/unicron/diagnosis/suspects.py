@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 
 import msgspec
 
-from unicron.diagnosis.naming import parts
+from unicron.diagnosis.naming import ended_pids, parts
 from unicron.diagnosis.reader import RankText
 from unicron.diagnosis.words import Category, Finding, Scope, Strength
 
@@ -40,6 +40,7 @@ _OFTEN_SECOND = (
     "watchdog.desync", "program.nan-iterations", "program.diverged", "cuda.contained", "process.data-loader",
     "program.exception",
 )  # fmt: skip
+_TASKS_MIN = 3  # so many ranks whose end one line tells of were ended by somebody
 _UP = ("kernel.link-up", "nccl.port-up")
 
 
@@ -73,9 +74,12 @@ def weighed(ranks: Mapping[str, RankText]) -> Iterable[Finding]:
     is_timed_out = any(finding.rule.startswith("watchdog.") for finding in everything)
     is_anybody_out = any(finding.rule.startswith("watchdog.") for finding in echoes.get("", ()))
     clean = {f.rank for f in everything if f.strength >= Strength.DEATH and not _is_after(f, echoes) and f.rank}
+    swept = _swept(everything)
     for finding in everything:
         strength = finding.strength
-        if strength is Strength.ABORT:
+        if strength in (Strength.ABORT, Strength.DEATH) and (finding.rank, finding.rule) in swept:
+            strength = Strength.ECHO
+        elif strength is Strength.ABORT:
             is_exit = finding.rule == "process.exit-code" and not is_anybody_out
             if finding.rank in echoes or (is_timed_out and not is_exit):
                 strength = Strength.NOISE
@@ -85,12 +89,39 @@ def weighed(ranks: Mapping[str, RankText]) -> Iterable[Finding]:
         yield finding if strength is finding.strength else msgspec.structs.replace(finding, strength=strength)
 
 
+def _swept(everything: list[Finding]) -> set[tuple[str, str]]:
+    """Rank and rule of the ends that a launcher brought about after it had seen another one.
+
+    It says so by a line of its own in between, or by telling of many in one line.
+    """
+    ends = [f for f in everything if f.rule.startswith("process.") and f.strength >= Strength.ABORT and f.rank]
+    first: dict[str, Finding] = {}
+    for end in ends:
+        first[end.said_by] = min(end, first.get(end.said_by, end), key=lambda f: f.line)
+    tidied: dict[str, set[int]] = {}
+    for finding in everything:
+        if finding.rule == "process.cancelled":
+            tidied.setdefault(finding.said_by, set()).update((finding.line, finding.last_line))
+    told = Counter((end.said_by, end.line, end.rule) for end in ends)
+    swept = set()
+    for end in ends:
+        begin = first[end.said_by].line
+        is_many = told[end.said_by, end.line, end.rule] >= _TASKS_MIN
+        is_tidied = any(begin < line < end.line for line in tidied.get(end.said_by, ()))
+        if begin < end.line and (is_many or is_tidied):
+            swept.add((end.rank, end.rule))
+    return swept
+
+
 def _about_their_ranks(ranks: Mapping[str, RankText]) -> list[Finding]:
     everything = [finding for entry in ranks.values() for finding in entry.findings.values()]
     names = {rank for rank in ranks if rank and not is_source(rank)}
     pids: dict[str, set[str]] = {}
+    for rank, entry in ranks.items():
+        for pid in entry.pids if rank and not is_source(rank) else ():
+            pids.setdefault(pid, set()).add(rank)
     for finding in everything:
-        for pid in _PID.findall(finding.text) if not is_source(finding.rank) else ():
+        for pid in _PID.findall(finding.text) if finding.rank and not is_source(finding.rank) else ():
             pids.setdefault(pid, set()).add(finding.rank)
     return [_about(finding, names, pids) for finding in everything]
 
@@ -112,13 +143,16 @@ def _about(finding: Finding, names: Set[str], pids: Mapping[str, set[str]]) -> F
         owner = set(parts(finding.rank)) & names
         if len(owner) == 1:
             return msgspec.structs.replace(finding, rank=owner.pop())
+    if not finding.rank and finding.rule.startswith(("process.", "kernel.")):
+        about = set().union(*(pids.get(pid, set()) for pid in ended_pids(finding.text)))
+        return msgspec.structs.replace(finding, rank=about.pop()) if len(about) == 1 else finding
     if finding.category is not Category.LOST_CONNECTION and not is_source(finding.rank):
         return finding
     if _SURVIVOR.search(finding.text):
         return msgspec.structs.replace(finding, rank="slurm")
     about = _named_in(finding.text, names)
     if not about and is_source(finding.rank):
-        about = set().union(*(pids.get(pid, set()) for pid in _PID.findall(finding.text))) - {""}
+        about = set().union(*(pids.get(pid, set()) for pid in ended_pids(finding.text)))
     return msgspec.structs.replace(finding, rank=about.pop()) if len(about) == 1 else finding
 
 
@@ -150,6 +184,10 @@ def the_suspects(strongest: list[Finding], findings: list[Finding], ranks: Mappi
     left = [finding for finding in strongest if not is_source(finding.rank)]
     tests: tuple[Callable[[list[Finding]], set[str]], ...] = (
         lambda left: {f.rank for f in left if not _is_after(f, echoes)},
+        lambda left: {
+            f.rank for f in left if not (f.is_told and f.rule.startswith("watchdog."))
+        },  # deaths that were seen
+        lambda left: {f.rank for f in left if not _accuses(f, ranks)},
         lambda left: {f.rank for f in left if f.strength is Strength.HARDWARE and f.scope is not Scope.LINK},
         lambda left: {f.rank for f in left if not _is_up_again(f, ranks)},
         lambda left: _first(left, _SKEW_S),
@@ -162,6 +200,11 @@ def the_suspects(strongest: list[Finding], findings: list[Finding], ranks: Mappi
         kept = test(left)
         left = [finding for finding in left if finding.rank in kept] or left
     return sorted({finding.rank for finding in left})
+
+
+def _accuses(finding: Finding, ranks: Mapping[str, RankText]) -> bool:
+    """Who is waited for, and itself waits for another one, is not the end of the chain."""
+    return finding.is_told and finding.rank in ranks and ranks[finding.rank].accuses
 
 
 def _is_up_again(finding: Finding, ranks: Mapping[str, RankText]) -> bool:

@@ -57,18 +57,20 @@ class Strength(enum.IntEnum):
     NOISE = 0  # good news, notices, clean-up
     ECHO = 1  # what a rank says when another one failed: timeout, reset, broken pipe, SIGTERM
     WITNESS = 2  # a peer could not be reached: the pair is suspect, not the speaker
-    ABORT = 3  # SIGABRT: says nothing where a watchdog spoke before it
-    DEATH = 4  # a process ended, and nobody says why
-    EXCEPTION = 5  # an exception that no rule knows
-    LINK = 6  # a local port or link is down
-    CAUSE = 7  # says why
-    HARDWARE = 8  # the device or the kernel says that it broke
+    SLOW = 3  # a rank is slower than the others: where to look if nobody fails and nobody is behind
+    ABORT = 4  # SIGABRT: says nothing where a watchdog spoke before it
+    DEATH = 5  # a process ended, and nobody says why
+    EXCEPTION = 6  # an exception that no rule knows
+    LINK = 7  # a local port or link is down
+    CAUSE = 8  # says why
+    HARDWARE = 9  # the device or the kernel says that it broke
 
 
 class Rule(msgspec.Struct, frozen=True, dict=True):
     """What a line means. `pattern` is searched in one line.
 
-    Its group `rank` (a list of numbers too) says whom the line accuses, `peer` whom its speaker waits for.
+    Its group `rank` (a list of numbers too; also rank_b and so on) says whom the line accuses, `present` who is there,
+    so that it accuses all others, and `peer` whom its speaker waits for.
     """
 
     name: str  # family.what
@@ -82,10 +84,16 @@ class Rule(msgspec.Struct, frozen=True, dict=True):
     example: str  # a line that it must match
     is_final: bool = False  # says all there is to say of the line: no other rule is asked
     is_mutual: bool = False  # true of a whole group: who says it is no more to blame than the others
+    is_of_named: bool = False  # about the ranks that the line mentions, whoever says it
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
         return re.compile(self.pattern, re.ASCII)
+
+    @cached_property
+    def is_accusing(self) -> bool:
+        """Has the pattern a group that says whom the line accuses?"""
+        return any(name.startswith(("rank", "present")) for name in self.regex.groupindex)
 
     @cached_property
     def words(self) -> tuple[str, ...] | None:
@@ -126,6 +134,7 @@ class Finding(msgspec.Struct, frozen=True):
     last_line: int = 0  # where it was met last, in the same text
     form: str = ""  # of the time; times of two forms cannot be compared
     is_first: bool = False  # a launcher says that it saw this failure first
+    is_told: bool = False  # somebody else accuses this rank
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -133,6 +142,7 @@ class Progress(msgspec.Struct, frozen=True):
 
     enqueued: int
     completed: int | None = None
+    member: str = ""  # its number in the group, as the line says it
 
 
 class Diagnosis(msgspec.Struct, frozen=True):

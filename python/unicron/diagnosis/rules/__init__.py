@@ -7,13 +7,14 @@ the example to meet that very rule.
 
 from __future__ import annotations
 
-from unicron.diagnosis.rules import cuda, kernel, nccl, process, program, storage, store
+from unicron.diagnosis.rules import cuda, kernel, nccl, others, process, program, storage, store
 from unicron.diagnosis.words import Family, Rule
 
 FAMILIES: tuple[Family, ...] = (
     kernel.FAMILY,
     cuda.FAMILY,
     nccl.FAMILY,
+    others.FAMILY,
     store.FAMILY,
     storage.FAMILY,
     process.FAMILY,

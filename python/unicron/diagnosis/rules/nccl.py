@@ -8,7 +8,6 @@ error settles it; status 5 is what is left of a queue pair that ended before.
 
 from __future__ import annotations
 
-from unicron.diagnosis.naming import NUMBERS
 from unicron.diagnosis.words import Category, Family, Rule, Scope, Strength
 from unicron.types import Severity
 
@@ -41,8 +40,10 @@ WATCHDOG_RULES = (
     Rule(
         "watchdog.timeout",
         r"(?i)Watchdog caught collective operation time.?out|Timeout at NCCL work|collective operation timeout|"
-        r"detected by watchdog|Some NCCL operations have failed or timed out|WorkNCCL\(.{0,300}(?:timed out|"
+        r"detected by watchdog|Some NCCL operations have failed or timed out|Work[NHX]CCL\(.{0,300}(?:timed out|"
         r"Timeout\(ms\))|"
+        r"\b(?:all_?reduce|all_?gather\w*|reduce_?scatter\w*|broadcast|barrier|all_?to_?all\w*|collective)\b"
+        r".{0,40}\btimed out|\b(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier) timeout(?! set)|"
         r"(?:ran|running) for \d+ milliseconds before timing out|NCCL (?:watchdog )?time(?:d )?out|"
         r"taking the entire process down|Watchdog thread(?! terminated with exception: (?:NCCL|CUDA))|"
         r"HeartbeatMonitor|"
@@ -52,38 +53,19 @@ WATCHDOG_RULES = (
         "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=88, OpType=ALLREDUCE, ...)",
     ),
     Rule(
+        "watchdog.hccl", r"\bHccl\w+, error code is \d|\bEI000[26]: ",
+        Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
+        "a collective between Ascend devices failed or timed out: some rank is late or gone", "CANN, HCCL error codes",
+        "EI0006: [PID: 77] Getting socket times out. Reason: Remote Rank did not send the data in time.",
+    ),
+    Rule(
         "watchdog.waiting",
-        r"\[?Rank \d+\]? found key in store|received dump signal|To avoid data inconsistency|dumping debug info|"
+        r"found key in store|received (?:a )?dump signal|To avoid data inconsistency|dumping debug info|"
         r"signal dumping|"
         r"FlightRecorder (?:dump|detected)|Timeout waiting for.{0,40}barrier|monitoredBarrier",
         Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
         "this rank was told that another one timed out", WATCHDOG,
         "[Rank 2] found key in store: pg_default:dead, from rank: 0, going to dump debug info",
-    ),
-    Rule(
-        "watchdog.desync",
-        rf"\[(?P<rank>{NUMBERS})\] (?:finished collective #\d+, but didn't join|joined but didn't finish collective)|"
-        rf"\bRanks? (?P<rank_b>{NUMBERS}) failed to pass monitoredBarrier",
-        Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.CAUSE,
-        "torch compared the ranks and says who lags", "torch TraceUtils.h (desync debug), ProcessGroupGloo.cpp",
-        "  - [1] finished collective #8, but didn't join collective #9 (count from 1)",
-    ),
-    Rule(
-        "watchdog.missing",
-        rf"(?i:missing[_ ]ranks?\s*[=:(]{{1,2}}\s*\[?)(?P<rank>{NUMBERS})\b|"
-        rf"(?i:\bglobal ranks?|\branks?(?:\(s\))?) \[?(?P<rank_b>{NUMBERS})\]? "
-        r"(?i:did(?:n't| not)|never|ha(?:s|ve)(?:n't| not)|failed to|(?:is|are) not) "
-        r"(?i:join|arriv|reach|enter|respond|participat|check(?:ed)? in|report|call)|"
-        rf"(?i:\branks?(?:\(s\))?) \[?(?P<rank_c>{NUMBERS})\]? (?i:(?:is|are) (?:missing|unresponsive|unreachable|"
-        r"hung|stuck|dead)\b)|"
-        r"(?i:\bno (?:heartbeats?|response|reply|answer|progress)(?: received)? (?:from|of|on)|"
-        r"\b(?:lost (?:contact|connection) (?:to|with)|not heard from)) "
-        rf"(?i:(?:worker |global )?ranks?(?:\(s\))?) \[?(?P<rank_d>{NUMBERS})\b|"
-        rf"^\s*(?P<rank_e>{NUMBERS}): \[[\w.]*(?i:allreduce|allgather|broadcast|alltoall)",
-        Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.DEATH,
-        "another rank counted who came and misses this one: late, stuck or dead",
-        "torch elastic/utils/store.py, horovod stall_inspector.cc",
-        "DistStoreError: Timed out waiting on barrier on rank 0 (world_size=4, missing_ranks=[1], timeout=0:30:00)",
     ),
     Rule(
         "watchdog.stack",
@@ -102,14 +84,17 @@ WATCHDOG_RULES = (
     ),
     Rule(
         "watchdog.pending",
-        r"(?i)flight recorder.{0,400}state[=: ]+(?:scheduled|started)",
+        r"(?i)flight recorder.{0,400}state[=: ]+(?:scheduled|started)|"
+        r"(?<!no )(?<!0 )\b(?:pending|in.?flight) collective|"
+        r"\bcollectives? (?:is |are )?(?:still )?(?:pending|in flight)",
         Severity.SEV2, Scope.PROCESS, Category.TASK_HANG, Strength.ECHO,
         "this rank has started a collective that has not ended, and so has everybody: a hang", "torch FlightRecorder",
         "flight recorder: default_pg enqueued=8 completed=7; last entry nccl:all_reduce seq=8 state=scheduled",
     ),
     Rule(
         "watchdog.idle",
-        r"(?i)flight recorder.{0,200}no (?:pending )?entr",
+        r"(?i)flight recorder.{0,200}no (?:pending )?entr|"
+        r"\bno (?:pending|outstanding|in.?flight) (?:collective|work|operation)",
         Severity.INFO, Scope.PROCESS, Category.TASK_HANG, Strength.NOISE,
         "this rank waits in no collective", "torch FlightRecorder", "flight recorder: no pending entries",
     ),
@@ -265,7 +250,8 @@ USE_RULES = (
         r"(?i)mismatched collective|message truncated|collective mismatch|Detected mismatch between collectives|"
         r"collectives? (?:fingerprint|differ)|mismatched? NCCL version|NCCL version mismatch|Mismatched n?rank\b|"
         r"NCCL library is (?:too old|not backwards)|compiled with too old version of NCCL|"
-        r"all ranks must have identical",
+        r"all ranks must have identical|expects same model across all ranks|"
+        r"appears not to match (?:sizes|strides) of the same param|collectives? (?:desync|out of (?:sync|order))",
         Severity.FATAL, Scope.JOB, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "ranks called different collectives, sizes or versions: code",
         "NCCL src/init.cc, torch ProcessGroupWrapper.cpp",

@@ -12,7 +12,10 @@ from unicron.types import Severity
 
 ELASTIC = "torch/distributed/elastic/multiprocessing"
 # How launchers introduce the status of a process that ended: exitcode  : -9, exits with return code = 1.
-CODE = r"(?:(?:exit|return)[ _]?code|terminated with code)\s*[:=]?\s*\(?"
+CODE = (
+    r"(?:(?:exit|return)[ _]?(?:code|status)|\bstatus(?==-)|exit rank=\d+ code|"
+    r"(?:terminated|exit(?:s|ed)?|died|failed) with (?:code|status))\s*[:=]?\s*\(?"
+)
 SLURM = "Slurm src/slurmd/slurmstepd, src/srun"
 KUBERNETES = "Kubernetes pod and node status reasons"
 
@@ -120,7 +123,7 @@ END_RULES = (
         r"(?i)SIGTERM|Received 15 death signal|death signal|got signal: ?(?:15|2|1)\b|signal 15\b|SIGINT|SIGHUP|"
         rf"{CODE}(?:-15|-2|-1\b|143|130)\b|KeyboardInterrupt|SignalException|"
         r"Sending process \d+ closing signal|"
-        r"shutting down workers|Terminating process|by signal: (?:Terminated|Interrupt)|"
+        r"shutting down workers|Terminating process|by signal: (?:15\b|Terminated|Interrupt)|"
         r": Terminated$|task \d+: Terminated|closing signal",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.ECHO,
         "ended from outside, by the launcher that tidies up or by a person", f"{ELASTIC}/api.py",
@@ -166,7 +169,7 @@ END_RULES = (
         rf"(?i)SIGKILL|WTERMSIG 9\b|signal[: ]+9\b|{CODE}(?:-9|137)\b|"
         r"task \d+: Killed|(?:^|: |"
         r"\s)Killed$|"
-        r"(?:was|is|been) killed by (?:signal|sigkill)|status=9/KILL|Killed by signal",
+        r"(?:was|is|been) killed by (?:signal|sigkill)|status=9/KILL|Killed by signal(?!\W{1,3}(?:15|2|1)\b)",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.DEATH,
         "killed: by the kernel for memory, or by hand", "signal(7)",
         "exitcode  : -9 (pid: 14750)",

@@ -63,18 +63,24 @@ ACTIVITY_RULES = (
     ),
 )  # fmt: skip
 
+BAD = r"(?i:NaNs?|Infs?|non-?finite)\b"
+
 NUMBER_RULES = (
     Rule(
         "program.bad-numbers",
-        r"(?i)(?:found|unexpected result|rank \d+.{0,80})\W*(?:NaN|Inf)\b.{0,160}(?:grad|norm|bucket|loss|local)|"
-        r"(?:found|detected) (?:NaN|Inf)\b|grad(?:ient)?s? (?:norm )?(?:contain|has|have|is|are) (?:NaN|Inf)\b|"
-        r"silent data corruption|"
-        r"SDC (?:detected|suspect)|unexpected result (?:nan|inf)\b|raising error.{0,60}\b(?:nan|inf)\b",
+        rf"\b(?i:ranks?)[ =:#\[]{{1,2}}\d.{{0,80}}\W{BAD}.{{0,160}}(?i:grad|norm|bucket|loss|local)|"
+        rf"(?<!\w){BAD}.{{0,80}}\b(?i:on|at|in|by|from|of) (?i:global )?(?i:ranks?)[ =:#\[]{{1,2}}\d|"
+        rf"(?i:loss|grad\w*|norm) (?i:on|at|in|by|from|of) (?i:global )?(?i:ranks?)[ =:#\[]{{1,2}}\d.{{0,20}}\W{BAD}|"
+        rf"(?i:found|unexpected result)\W*{BAD}.{{0,160}}(?i:grad|norm|bucket|loss|local)|"
+        rf"(?i:found|detected) {BAD}|(?i:grad(?:ient)?s? (?:norm )?(?:contain|has|have|is|are)) {BAD}|"
+        r"(?i:silent data corruption)|"
+        rf"SDC (?i:detected|suspect)|(?i:unexpected result) {BAD}|(?i:raising error).{{0,60}}\b{BAD}",
         Severity.SEV2, Scope.GPU, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "one rank computed a number that is none: restart, and suspect its GPU",
         "megatron.core.distributed, check for NaN in gradient",
-        "RuntimeError: Rank 3, node n1, device 3, iteration 70: Unexpected result nan (message='found NaN in "
+        "RuntimeError: Rank 1, node n1, device 3, iteration 70: Unexpected result nan (message='found NaN in "
         "local grad norm')",
+        is_of_named=True,
     ),
     Rule(
         "program.scale-reduced",
@@ -94,6 +100,7 @@ NUMBER_RULES = (
         Severity.FATAL, Scope.JOB, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "training diverged: data, learning rate or code; restarting repeats it", MEGATRON,
         "iteration 900 | lm loss: nan | grad norm: 7.1",
+        is_of_named=True,
     ),
     Rule(
         "program.nan-iterations",

@@ -121,7 +121,8 @@ RULES = (
     ),
     Rule(
         "store.gloo",
-        r"(?i)gloo.{0,200}(?:timed out|timeout|connect|failed|error|ReadError|WriteError|IoException)|"
+        r"(?i)gloo(?!.{0,40}connected to \d+ peer ranks).{0,200}(?:timed out|timeout|connect|failed|error|"
+        r"ReadError|WriteError|IoException)|"
         r"Timed out waiting \d+ ?ms for (?:recv|send)",
         Severity.SEV3, Scope.PROCESS, Category.OTHER_NETWORK, Strength.ECHO,
         "gloo waited for a peer in vain", GLOO,
