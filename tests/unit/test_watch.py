@@ -29,6 +29,7 @@ class Cluster:
         self.folder, self.iterations = folder, iterations
         self.iteration, self.calls, self.refuse = 0, [], 0
         self.is_away = False
+        self.alive = set()  # agents
         self._incidents = list(incidents)
 
     def task(self, _task):
@@ -59,6 +60,9 @@ class Cluster:
             self.refuse -= 1
             raise CoordinatorRefused("nobody holds it")
         self.calls.append(("arm", rank, fault, point, iteration, micro_batch, self.iteration))
+
+    def is_running(self, node):
+        return node in self.alive
 
     def __getattr__(self, name):
         return lambda *words: self._did(name, *words)
@@ -94,9 +98,10 @@ def fast(monkeypatch):
     monkeypatch.setattr(watch, "ASK_S", 0.002)
 
 
-def run(folder, scenario, iterations=20, incidents=(), refuse=0):
+def run(folder, scenario, iterations=20, incidents=(), refuse=0, alive=()):
     cluster, listener = Cluster(folder, iterations, incidents), Listener()
     cluster.refuse = refuse
+    cluster.alive.update(alive)
     watching = watch.Watch(cluster, "t", folder, scenario, iterations, 1.0, listener)
     return cluster, listener, watching.until_over(), watching
 
@@ -157,6 +162,14 @@ def test_acts_that_were_not_reached_are_put_right(tmp_path):
     cluster, _, _, watching = run(tmp_path, plain(acts=acts))
     watching.put_right()
     assert [call[0] for call in cluster.calls] == ["start_agent", "start_coordinator"]
+
+
+def test_an_agent_that_did_not_end_is_not_started(tmp_path):
+    acts = (Act("start_agent", 5, 0), Act("start_agent", 500, 0), Act("start_agent", 500, 1))
+    cluster, listener, _, watching = run(tmp_path, plain(acts=acts), alive=["n0"])
+    watching.put_right()
+    assert [call[:2] for call in cluster.calls] == [("start_agent", "n1")]
+    assert ("happened", "n0 did not end: nothing to start") in listener.told
 
 
 def test_incidents_are_told_when_they_open_and_when_they_close(tmp_path):

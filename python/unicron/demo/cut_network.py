@@ -24,9 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.job import Job
-from unicron.demo.runner import IMPORTS, SCRIPT, layout_of
+from unicron.demo.runner import IMPORTS, NEVER_RESTS, SCRIPT, layout_of
 from unicron.runtime import processes
 from unicron.runtime.local_cluster import ClusterProblem, LocalCluster
 
@@ -37,7 +36,6 @@ TOGETHER_ITERATIONS = 5
 WAIT_S_MAX = 90.0
 LOOK_S = 0.01
 ENDLESS = 1_000_000
-NEVER_RESTS = CoordinatorConfig(flaps_max=1_000_000)  # the same node is cut off again and again
 
 
 def lacks() -> str:

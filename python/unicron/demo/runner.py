@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unicron.coordinator.config import CoordinatorConfig
 from unicron.demo import compare, results, scenarios
 from unicron.demo.progress import Progress, describe
 from unicron.demo.scenarios import Scenario
@@ -35,6 +36,7 @@ UNMANAGED_ITERATIONS = 20
 UNMANAGED_TIMEOUT_S = 240.0
 ENDED_S = 5.0  # how long the processes of a finished task may take to be gone
 REFERENCE = "reference"
+NEVER_RESTS = CoordinatorConfig(flaps_max=1_000_000)  # scenarios lose the same nodes again and again
 SCRIPT = ("-m", "unicron.demo.train")
 
 
@@ -276,6 +278,7 @@ class Suite:
                 imports=IMPORTS,
                 log_dir=self._logs / "cluster",
                 owner="unicron demo",
+                coordinator=NEVER_RESTS,
             )
             self._cluster.start()
         self._cluster.wait_for_nodes()  # one that an act ended is on its way back

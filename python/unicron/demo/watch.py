@@ -41,6 +41,7 @@ class Cluster(Protocol):
     def task(self, task: str) -> dict[str, Any]: ...
     def incidents(self, task: str = ..., after: int = ...) -> list[dict[str, Any]]: ...
     def arm_fault(self, task: str, rank: int, fault: str, point: str, iteration: int, micro_batch: int) -> None: ...
+    def is_running(self, daemon: str) -> bool: ...
     def kill_agent(self, node: str) -> None: ...
     def kill_agent_alone(self, node: str) -> None: ...
     def start_agent(self, node: str) -> None: ...
@@ -254,6 +255,9 @@ class Watch:
         words = act.do.replace("_", " ")
         if act.node >= 0 or act.replica >= 0:
             node = self._cluster.nodes[act.node] if act.node >= 0 else self._home(act.replica)
+            if self._is_there(act.do, node):
+                self._listener.happened(f"{node} did not end: nothing to start")
+                return
             self._listener.happened(f"{words} of {node}")
             doing(node)
         else:
@@ -271,6 +275,10 @@ class Watch:
             self._homes[replica] = here[0]
         return self._homes[replica]
 
+    def _is_there(self, act: str, node: str) -> bool:
+        """An agent that lives, because what was to end it did not come, is not started."""
+        return act == "start_agent" and self._cluster.is_running(node)
+
     def put_right(self) -> None:
         """Acts that were not reached (the task ended first): the cluster must be whole again."""
         for act in self._acts:
@@ -278,5 +286,6 @@ class Watch:
                 self._cluster.start_coordinator()
             elif act.do in ("start_agent", "undrain") and (act.node >= 0 or act.replica in self._homes):
                 node = self._cluster.nodes[act.node] if act.node >= 0 else self._homes[act.replica]
-                getattr(self._cluster, act.do)(node)
+                if not self._is_there(act.do, node):
+                    getattr(self._cluster, act.do)(node)
         self._acts.clear()

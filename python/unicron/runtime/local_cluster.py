@@ -299,6 +299,11 @@ class LocalCluster:
                 self.start_agent(name)
         return ended
 
+    def is_running(self, daemon: str) -> bool:
+        """Is this agent (by its node's name), coordinator or template alive?"""
+        found = self._daemons.get(daemon)
+        return found is not None and found.poll() is None
+
     def agent_pid(self, node: str) -> int:
         return self._daemons[node].pid
 
@@ -451,8 +456,7 @@ class LocalCluster:
         self._spawn(name, command, more)
 
     def _spawn(self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None) -> None:
-        old = self._daemons.get(name)
-        if old is not None and old.poll() is None:
+        if self.is_running(name):
             raise ClusterProblem(f"{name} is running already")
         self.log_dir.mkdir(parents=True, exist_ok=True)
         with (self.log_dir / f"{name}.err").open("ab") as errors:
