@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from unicron.training import gradients as module
-from unicron.training.gradients import Gradients, ReduceHooks, squares_of, staging_bytes, usual_chunk_bytes
+from unicron.training.gradients import Gradients, ReduceHooks, squares_of, staging_bytes
 from unicron.training.watched_group import LostOperation
 
 CHUNK_BYTES = 24  # six numbers
@@ -159,17 +159,6 @@ def test_slots_hold_a_chunk_each_and_are_aligned() -> None:
     model: Any = SimpleNamespace(buffers=[SimpleNamespace(grad_data=torch.zeros(NUMBERS))], expert_parallel_buffers=[])
     assert staging_bytes(model, CHUNK_BYTES) == 64 and staging_bytes(model, CHUNK_BYTES, slots=2) == 1024
     assert staging_bytes(model, 104, slots=2) == 1024 and staging_bytes(model, slots=1) == NUMBERS * 4
-
-
-@pytest.mark.parametrize(("mebibytes", "slots", "chunk"), [
-    (100, 1, 64), (8_000, 1, 64), (100, 2, 64), (3_200, 2, 200), (8_000, 2, 256)
-])  # fmt: skip
-def test_large_models_have_larger_segments_on_a_gpu(mebibytes: int, slots: int, chunk: int) -> None:
-    data = torch.empty(mebibytes << 18, device="meta")
-    model: Any = SimpleNamespace(buffers=[SimpleNamespace(grad_data=data)], expert_parallel_buffers=[])
-    assert usual_chunk_bytes(model, slots) == chunk << 20
-    assert staging_bytes(model, slots=slots) == slots * (min(chunk, mebibytes) << 20)
-    assert staging_bytes(model, element_bytes=8, slots=2) == 2 * min(256, max(64, mebibytes * 2 // 16)) << 20
 
 
 def test_squares_keep_their_bits() -> None:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from unicron import _core
 from unicron.healing.record import CommitResult
 from unicron.training.chunks import Chunks
-from unicron.training.gradients import Gradients, usual_chunk_bytes
+from unicron.training.gradients import CHUNK_BYTES, Gradients
 from unicron.training.memory import StateMemory
 from unicron.types import Layout
 
@@ -53,14 +53,15 @@ def exact_counts(model: Chunks, layout: Layout) -> list[int]:
 class ExactGradients(Gradients):
     """Gradients whose segments are the integer sums; the floats follow from them."""
 
-    def __init__(self, model: Chunks, memory: StateMemory, layout: Layout, chunk_bytes: int = 0) -> None:
+    def __init__(self, model: Chunks, memory: StateMemory, layout: Layout, chunk_bytes: int = CHUNK_BYTES) -> None:
         super().__init__(model, memory, chunk_bytes)
         self._terms = layout.num_micro_batches * (layout.tp + 1)  # the tie adds what other ranks of the replica have
         self._term_bits = math.ceil(math.log2(self._terms))
         self.exponent = FIRST_EXPONENT
         self.sums = memory.exact
-        chunk_bytes = chunk_bytes or usual_chunk_bytes(model, self._slots, self.sums[0].element_size())
-        self.segments = self._segments_of(self.sums, chunk_bytes)
+        self.segments = [memory.scalars]
+        for data in self.sums:
+            self.segments += data.split(max(1, chunk_bytes // data.element_size()))
         self._of_chunk = _buffers_of_chunks(model)
         self._is_dirty = [False] * len(model.chunks)
         self._flags = torch.zeros(1, dtype=torch.int64, device=memory.device)  # of a kernel; of no use on a CPU

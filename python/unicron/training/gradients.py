@@ -7,8 +7,7 @@ heir of a process killed during the copy finishes it from the staging area.
 
 On a GPU two segments are under way, each in a slot of the staging area: while one's result is copied, and this process
 waits until that is in memory, the next one is being reduced. One at a time, the GPU stood still twice a segment: 1.5 %
-of an iteration of a model with 60 of them. What this process does for a segment takes about a quarter of a millisecond,
-and 64 MiB are reduced over NVLink in less: so large models have larger segments there, and fewer.
+of an iteration of a model with 60 of them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from unicron.training.ledger import Ledger
 from unicron.training.memory import StateMemory
 
 CHUNK_BYTES = 64 << 20
-GPU_CHUNK_BYTES_MAX, GPU_CHUNKS = 256 << 20, 16
 SLOT_UNIT_BYTES = 512
 SQUARED_ON_GPU = 1 << 24  # elements at a time
 
@@ -38,25 +36,13 @@ def num_slots(pool: Any) -> int:
     return 1 if pool is None else 2
 
 
-def usual_chunk_bytes(model: Any, slots: int, element_bytes: int = 0) -> int:
-    """Of one segment, equal on all ranks of a reduction. element_bytes: as for staging_bytes."""
-    if slots == 1:
-        return CHUNK_BYTES
-    return min(max(sum(_sizes(model, element_bytes)) // GPU_CHUNKS, CHUNK_BYTES), GPU_CHUNK_BYTES_MAX)
-
-
-def staging_bytes(model: Any, chunk_bytes: int = 0, element_bytes: int = 0, slots: int = 1) -> int:
-    """What the staging area must hold: the largest chunk, in each slot. chunk_bytes: 0 is the usual. element_bytes: of
-    the sums, where they are others' size."""
-    chunk_bytes = chunk_bytes or usual_chunk_bytes(model, slots, element_bytes)
-    slot = max(64, min(chunk_bytes, max(_sizes(model, element_bytes), default=0)))
-    return slot if slots == 1 else slots * (-(-slot // SLOT_UNIT_BYTES) * SLOT_UNIT_BYTES)
-
-
-def _sizes(model: Any, element_bytes: int) -> list[int]:
-    """Bytes of the sums of each gradient buffer."""
+def staging_bytes(model: Any, chunk_bytes: int = CHUNK_BYTES, element_bytes: int = 0, slots: int = 1) -> int:
+    """What the staging area must hold: the largest chunk, in each slot. element_bytes: of the sums, where they are
+    others' size."""
     buffers = [b.grad_data for b in model.buffers + model.expert_parallel_buffers]
-    return [data.numel() * (element_bytes or data.element_size()) for data in buffers]
+    largest = max((data.numel() * (element_bytes or data.element_size()) for data in buffers), default=0)
+    slot = max(64, min(chunk_bytes, largest))
+    return slot if slots == 1 else slots * (-(-slot // SLOT_UNIT_BYTES) * SLOT_UNIT_BYTES)
 
 
 class ReduceHooks(NamedTuple):
@@ -67,18 +53,15 @@ class ReduceHooks(NamedTuple):
 
 
 class Gradients:
-    def __init__(self, model: Any, memory: StateMemory, chunk_bytes: int = 0) -> None:
-        """chunk_bytes: 0 is the usual, what staging_bytes() takes for this model."""
+    def __init__(self, model: Any, memory: StateMemory, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.model, self.memory = model, memory
         self.buffers = [b.grad_data for b in model.buffers + model.expert_parallel_buffers]
+        self.segments: list[torch.Tensor] = [memory.scalars]
+        for data in self.buffers:
+            self.segments += data.split(max(1, chunk_bytes // data.element_size()))
         self._slots = num_slots(memory.pool)
-        self.segments = self._segments_of(self.buffers, chunk_bytes or usual_chunk_bytes(model, self._slots))
         self._may_be_written = False  # a slot, by a collective that was under way when another failed
         self._counted = _counted_ranges(model)
-
-    def _segments_of(self, sums: list[torch.Tensor], chunk_bytes: int) -> list[torch.Tensor]:
-        chunks = (data.split(max(1, chunk_bytes // data.element_size())) for data in sums)
-        return [self.memory.scalars, *(chunk for of_buffer in chunks for chunk in of_buffer)]
 
     # ---------------------------------------------------------- local sums
 
