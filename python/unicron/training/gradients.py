@@ -5,9 +5,10 @@ others are chunks of DDP's flat gradient buffers. A segment is copied to the sta
 and copied over its local sum only when complete (ARCHITECTURE, reduce): an aborted collective tears nothing, and an
 heir of a process killed during the copy finishes it from the staging area.
 
-On a GPU two segments are under way, each in a slot of the staging area: while one's result is copied, and this process
-waits until that is in memory, the next one is being reduced. One at a time, the GPU stood still twice a segment: 1.5 %
-of an iteration of a model with 60 of them.
+On a GPU three segments are under way, each in a slot of the staging area: while one's result is copied, and this
+process waits until that is in memory, the next ones are being reduced. One at a time, the GPU stood still twice a
+segment: 1.5 % of an iteration of a model with 60 of them. (Larger segments would do as well, but their size is what
+processes of several versions must have in common.)
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from unicron.training.ledger import Ledger
 from unicron.training.memory import StateMemory
 
 CHUNK_BYTES = 64 << 20
+GPU_SLOTS = 3
 SLOT_UNIT_BYTES = 512
 SQUARED_ON_GPU = 1 << 24  # elements at a time
 
 
 def num_slots(pool: Any) -> int:
     """Of the staging area. pool: the GPU's; None on a CPU, whose copies do nothing beside a collective."""
-    return 1 if pool is None else 2
+    return 1 if pool is None else GPU_SLOTS
 
 
 def staging_bytes(model: Any, chunk_bytes: int = CHUNK_BYTES, element_bytes: int = 0, slots: int = 1) -> int:
