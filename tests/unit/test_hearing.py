@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -19,6 +24,8 @@ from unicron.messages import AgentHeartbeat, AgentHello, BeatOrder
 from unicron.runtime.beats import WITNESSES, AgentBeats, BeatDesk
 
 pytestmark = pytest.mark.timeout(60)
+
+SO_TIMESTAMPNS = 35  # of Linux; this Python's socket module does not name it
 
 
 def node_of(driver: Coordinator, name: str = "n1") -> NodeState:
@@ -201,6 +208,41 @@ def test_a_loop_that_hangs_does_not_beat(cluster: Cluster) -> None:
     assert [e.node for e in cluster.events if isinstance(e, on.NodeSilent)] == ["n2"]
     cluster.events.clear()
     assert cluster.until(on.NodeHeard("n2"))
+
+
+BEATS = """
+import sys, time
+from unicron import _core
+heart = _core.Heart("127.0.0.1", 0, 50)
+heart.beat_as(1, 1, b"k" * 16, 100, 60_000, [("127.0.0.1", int(sys.argv[1]))])
+time.sleep(60)
+"""
+
+
+def test_who_stood_still_beats_once_when_it_goes_on_and_then_as_ever() -> None:
+    """Two beats at once would look like jitter, and its next silence would be told later."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ear:
+        ear.bind(("127.0.0.1", 0))
+        ear.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)  # the kernel's, however late we read
+        ear.settimeout(20)
+        agent = subprocess.Popen([sys.executable, "-c", BEATS, str(ear.getsockname()[1])])
+        try:
+            heard_s(ear)
+            agent.send_signal(signal.SIGSTOP)
+            stopped_s = time.time()
+            time.sleep(0.35)
+            agent.send_signal(signal.SIGCONT)
+            after = next(at for at in iter(lambda: heard_s(ear), None) if at > stopped_s + 0.3)
+            assert heard_s(ear) - after >= 0.09
+        finally:
+            agent.kill()
+            agent.wait(10)
+
+
+def heard_s(ear: socket.socket) -> float:
+    _, ancillary, _, _ = ear.recvmsg(2048, 64)
+    seconds, nanoseconds = struct.unpack("qq", ancillary[0][2])
+    return float(seconds + nanoseconds / 1e9)
 
 
 def test_a_way_that_is_cut_is_vouched_for(cluster: Cluster) -> None:
