@@ -27,8 +27,8 @@ from typing import Any
 import common
 import healthy
 import soak
-from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.job import Job
+from unicron.demo.runner import NEVER_RESTS
 from unicron.runtime.local_cluster import LocalCluster
 from unicron.types import Layout
 
@@ -38,7 +38,6 @@ VERDICT_S_MAX, WHOLE_S_MAX = 60.0, 60.0
 SETTLE_ITERATIONS = 70  # of every member after a change: what is usual is known again, also to who compares ranks
 TOGETHER_ITERATIONS = 5  # where nothing is compared with what is usual: all train together again
 POLL_S = 0.02
-NEVER_RESTS = CoordinatorConfig(flaps_max=1_000_000)  # else a node that is lost for every run would soon be left out
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""The root in logs of many ranks as torch, NCCL, launchers, schedulers and servers print them: whose line it is "
-        "in every
-form of prefix, whom a line accuses, what a report compares,
-        and where nobody can be named. Written after formats seen in
-public threads on pytorch, Megatron-LM, NeMo, DeepSpeed, Lightning, vLLM, SGLang, Ray, JAX, Horovod, Slurm and MPI.
+"""The root in logs of many ranks as torch, NCCL, launchers, schedulers and servers print them: whose line it is in
+every form of prefix, whom a line accuses, what a report compares, and where nobody can be named. Written after formats
+seen in public threads on pytorch, Megatron-LM, NeMo, DeepSpeed, Lightning, vLLM, SGLang, Ray, JAX, Horovod, Slurm and
+MPI.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ GONE = "NCCL error: remote process exited or there was a network error, NCCL ver
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:38032"
 BARRIER_ECHO = (
     "RuntimeError: Rank {0} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
-    "from "
-    "rank 0. Please check rank 0 logs for faulty rank."
+    "from rank 0. Please check rank 0 logs for faulty rank."
 )
 COMMAND = "['/usr/bin/python3', '-u', 'main.py', '--local_rank={0}', '--deepspeed']"
 SPAWNED = f"[2026-04-14 13:00:00,000] [INFO] [launch.py:256:main] process {{1}} spawned with command: {COMMAND}"
@@ -44,8 +42,7 @@ def status(rank: int, enqueued: int, completed: int, group: str = "PG ID 0 PG GU
     return (
         f"[rank{rank}]:[E603 17:48:01.005538748 ProcessGroupNCCL.cpp:2268] [{group} Rank {rank}]  failure detected by "
         f"watchdog at work sequence id: {completed + 1} PG status: last enqueued work: {enqueued}, last completed "
-        f"work: "
-        f"{completed}"
+        f"work: {completed}"
     )
 
 
@@ -53,11 +50,9 @@ def dumped(rank: int, enqueued: int, completed: int) -> str:
     """What a rank says that was told of another one's timeout."""
     return (
         f"[rank{rank}]:[E723 01:58:45.667 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] "
-        f"Received "
-        f"a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info. Last "
-        f"enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}.This is most likely caused by "
-        f"incorrect "
-        f"usages of collectives"
+        f"Received a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug "
+        f"info. Last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}.This is most likely caused "
+        "by incorrect usages of collectives"
     )
 
 
@@ -146,8 +141,7 @@ ACCUSED = {
         "seconds.")),
     "XLA's coordinator": (
         "3", ("UNAVAILABLE: Task /job:jax_worker/replica:0/task:3 heartbeat timeout. This indicates that the remote "
-        "task has "
-        "failed, got preempted, or crashed unexpectedly."),
+        "task has failed, got preempted, or crashed unexpectedly."),
     ),
     "XLA's list": ("6", "/job:jax_worker/replica:0/task:6"),
     "the flight recorder's analyzer": ("1", "missing ranks: {1}"),
@@ -323,8 +317,7 @@ WATCHDOGS = {
         f"{BARRIER_ECHO.format(3)}")),
     "a slow one, and one that died": (
         "9", text("STRAGGLER DETECTION WARNING: Some GPUs performance dropped. Affected ranks: {3}", "srun: error: "
-        "n1: task 9: "
-        "Killed", late(0)),
+        "n1: task 9: Killed", late(0)),
     ),
     "a slow one, and one that is behind": (
         "5", text("straggler: rank 3", status(0, 747, 715), status(1, 747, 715), status(5, 715, 714), status(3, 747,
@@ -381,13 +374,11 @@ REPORTS = {
         "rank 2: ALLREDUCE [4096]")),
     "a model that differs from all": (
         "0", text(*(f"[rank{rank}]: RuntimeError: DDP expects same model across all ranks, but Rank {rank} has 64 "
-        f"params, while "
-        "rank 0 has inconsistent 60 params." for rank in (1, 2, 3))),
+        "params, while rank 0 has inconsistent 60 params." for rank in (1, 2, 3))),
     ),
     "two models": (
         None, ("[rank1]: RuntimeError: DDP expects same model across all ranks, but Rank 1 has 64 params, while "
-        "rank 0 has "
-        "inconsistent 60 params."),
+        "rank 0 has inconsistent 60 params."),
     ),
     "around a rank is not at it": (None, ("NCCL WARN Mismatched collective detected, please check your calls at and "
         "around rank 39.")),
@@ -454,8 +445,7 @@ ENDS = {
         f"bad\n{gone(0)}")),
     "DeepSpeed names its last command": (
         None, text(f"[2026-04-14 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] {COMMAND.format(1)} exits "
-        f"with return "
-        "code = -9"),
+        "with return code = -9"),
     ),
     "DeepSpeed's process by its number": (
         "1", text(SPAWNED.format(0, 13266), SPAWNED.format(1, 13267), "[2026-04-14 13:11:27,885] [ERROR] "

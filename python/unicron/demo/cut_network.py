@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -26,12 +27,12 @@ from typing import Any
 
 from unicron.coordinator.job import Job
 from unicron.demo.runner import IMPORTS, NEVER_RESTS, SCRIPT, layout_of
-from unicron.runtime import processes
 from unicron.runtime.local_cluster import ClusterProblem, LocalCluster
 
-NODES, FAR = 3, "n1"
+NODES, FAR, FAR_TEMPLATE = 3, "n1", "far-template"
 LINK, HOME_ADDRESS, FAR_ADDRESS = "veth0", "10.77.0.1", "10.77.0.2"  # the link's name is the same at both ends
 INSIDE = ("unshare", "--user", "--map-root-user", "--net")
+SET_UP_S_MAX = 10.0
 TOGETHER_ITERATIONS = 5
 WAIT_S_MAX = 90.0
 LOOK_S = 0.01
@@ -42,9 +43,8 @@ def lacks() -> str:
     """Why it cannot run here; '' when it can."""
     if shutil.which("ip") is None or shutil.which("nsenter") is None:
         return "it needs the programs ip and nsenter"
-    tried = subprocess.run(
-        [*INSIDE, "ip", "link", "add", LINK, "type", "veth", "peer", "name", "other"], capture_output=True, text=True
-    )
+    command = [*INSIDE, "ip", "link", "add", LINK, "type", "veth", "peer", "name", "other"]
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=SET_UP_S_MAX)
     return f"no network namespace with a link can be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
@@ -56,8 +56,9 @@ class FarNode:
         self._holder = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo here; read -r _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        assert self._holder.stdout is not None
-        if self._holder.stdout.readline() != b"here\n":
+        said = self._holder.stdout
+        assert said is not None
+        if not select.select([said], [], [], SET_UP_S_MAX)[0] or said.readline() != b"here\n":
             raise ClusterProblem("the node's network namespace could not be made")
         self.enter = ("nsenter", f"--net=/proc/{self._holder.pid}/ns/net", "--")
         _ip("link", "add", LINK, "type", "veth", "peer", "name", LINK, "netns", str(self._holder.pid))
@@ -73,11 +74,11 @@ class FarNode:
         _ip("link", "set", LINK, "up", prefix=self.enter)
 
     def close(self) -> None:
-        self._holder.communicate(timeout=10)
+        self._holder.communicate(timeout=SET_UP_S_MAX)
 
 
 def _ip(*arguments: str, prefix: Sequence[str] = ()) -> None:
-    done = subprocess.run([*prefix, "ip", *arguments], capture_output=True, text=True, timeout=10)
+    done = subprocess.run([*prefix, "ip", *arguments], capture_output=True, text=True, timeout=SET_UP_S_MAX)
     if done.returncode:
         raise ClusterProblem(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
@@ -92,7 +93,7 @@ class SplitCluster(LocalCluster):
 
     @property
     def _template_socket(self) -> Path:
-        return self.directory / ("far-template.sock" if self._is_far else "template.sock")
+        return self.directory / (f"{FAR_TEMPLATE}.sock" if self._is_far else "template.sock")
 
     @contextlib.contextmanager
     def _there(self) -> Iterator[None]:
@@ -105,19 +106,19 @@ class SplitCluster(LocalCluster):
     def start_template(self) -> None:
         super().start_template()
         with self._there():
-            mark = {processes.TEMPLATE_MARK: str(self._template_socket)}
-            command = ["--socket", str(self._template_socket), "--import", IMPORTS]
-            self._start("far-template", "unicron.runtime.template", command, mark)
+            super().start_template()
 
     def start_agent(self, node: str) -> None:
         with self._there() if node == FAR else contextlib.nullcontext():
             super().start_agent(node)
 
     def _spawn(self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None) -> None:
-        super()._spawn(name, [*self._far.enter, *command] if self._is_far else command, more)
+        if self._is_far:
+            name, command = FAR_TEMPLATE if name == "template" else name, [*self._far.enter, *command]
+        super()._spawn(name, command, more)
 
     def _terminate(self, names: Sequence[str]) -> None:
-        super()._terminate((*names, "far-template") if "template" in names else names)
+        super()._terminate((*names, FAR_TEMPLATE) if "template" in names else names)
 
 
 class Rounds:

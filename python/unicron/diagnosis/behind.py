@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unicron.diagnosis.collectives import TIMED_OUT, UNKNOWN_GROUP, are_mixed
+from unicron.diagnosis.naming import as_number
 from unicron.diagnosis.reader import RankText
 from unicron.diagnosis.words import Progress
 
@@ -33,11 +34,6 @@ def laggards(ranks: Mapping[str, RankText]) -> list[str]:
         late |= behind
         waits |= members.keys() - behind if behind else set()
     return sorted(late - waits, key=as_number)
-
-
-def as_number(rank: str) -> tuple[int, str]:
-    """Sorts ranks by number."""
-    return (int(rank) if rank.isascii() and rank.isdigit() else -1, rank)
 
 
 def _behind(group: str, members: Mapping[str, Progress]) -> set[str]:

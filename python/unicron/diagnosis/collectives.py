@@ -111,9 +111,9 @@ def collective_of(line: str) -> Collective | None:
     """The collective that a line says its rank is in."""
     found = _WORK.search(line)
     if found is not None:
-        number = found["number"]
-        number = int(number[:18]) if number else None
-        return Collective(group_of(line), number, found["op"], found["size"] or "", member=member_of(line))
+        return Collective(
+            group_of(line), _count(found["number"]), found["op"], found["size"] or "", member=member_of(line)
+        )
     return _printed(line, UNKNOWN_GROUP)
 
 
@@ -124,8 +124,7 @@ def _printed(line: str, group: str) -> Collective | None:
     said = {"number": "", "op": "", "size": ""}
     for name, text in found.groupdict("").items():
         said[name.rstrip("234")] += text
-    number = int(said["number"][:18]) if said["number"] else None
-    return Collective(group, number, said["op"].upper(), said["size"].strip(), is_print=True)
+    return Collective(group, _count(said["number"]), said["op"].upper(), said["size"].strip(), is_print=True)
 
 
 def told(line: str) -> Iterator[tuple[str, Collective]]:
@@ -138,10 +137,9 @@ def told(line: str) -> Iterator[tuple[str, Collective]]:
         return
     ends = [match.start() for match in found[1:]] + [len(line)]
     for match, end in zip(found, ends, strict=True):
-        number = match["number"]
-        op = match["op"] or ""
-        called = Collective(TOLD, int(number[:18]) if number else None, op.upper(), match["size"] or "", is_print=True)
-        if not op and not match["size"]:
+        op, size = match["op"] or "", match["size"] or ""
+        called = Collective(TOLD, _count(match["number"]), op.upper(), size, is_print=True)
+        if not op and not size:
             called = _printed(line[match.end() : end], TOLD) or called
         for rank in naming.numbers(match["ranks"]):
             yield rank, called
@@ -152,10 +150,8 @@ def row_of(line: str) -> tuple[str, Collective] | None:
     found = _ROW.match(line)
     if found is None:
         return None
-    number = found["number"] or found["number2"]
-    return found["rank"], Collective(
-        LISTED, int(number[:18]) if number else None, found["op"].upper(), found["size"] or ""
-    )
+    number = _count(found["number"] or found["number2"])
+    return found["rank"], Collective(LISTED, number, found["op"].upper(), found["size"] or "")
 
 
 def at_numbers(line: str) -> dict[str, int]:
@@ -196,7 +192,7 @@ def _odd_at(members: Mapping[str, Collective]) -> Odd | None:
     if len(counts) < 2:
         return None
     (usual, num_usual), *others = counts.most_common()
-    odd = sorted((rank for rank, call in calls.items() if call != usual), key=_as_number)
+    odd = sorted((rank for rank, call in calls.items() if call != usual), key=naming.as_number)
     is_alone = len(others) == 1 and 2 * len(odd) <= num_usual
     if first.group == UNKNOWN_GROUP and not first.is_print:
         if not is_alone or len(odd) > 1 or len({call[0] for call in counts}) > 1:
@@ -219,5 +215,6 @@ def _words(op: str, size: str, number: int | None) -> str:
     return f"{op}{where} of {size or '?'}"
 
 
-def _as_number(rank: str) -> tuple[int, str]:
-    return (int(rank) if rank.isascii() and rank.isdigit() else -1, rank)
+def _count(digits: str | None) -> int | None:
+    """Of a number that somebody may have torn or made up: its first digits."""
+    return int(digits[:18]) if digits else None

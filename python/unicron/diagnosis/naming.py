@@ -16,7 +16,7 @@ _ITEM = re.compile(r"(\d{1,7})(?:\s?-\s?(\d{1,7}))?")
 _FIELD = re.compile(r"\brank=(\d{1,7})\b")
 NUMBERS = r"\d{1,7}(?:(?:, ?and |, ?| and |-)\d{1,7}){0,64}"  # 3 or 0, 2-5; in a pattern's group
 # What a rank did, or what was done to it, when it ended.
-ENDED = (
+_END = (
     r"(?i:(?:has |have |was |were |is |are |worker |process |unexpectedly |suddenly ){0,3}"
     r"(?:exit(?:ed|s)|died|dead|crashed|killed|terminated|aborted|failed|disappeared|vanished|preempted)\b)"
 )
@@ -27,7 +27,7 @@ _ENDED = re.compile(
     r"\bprocess rank (?P<mpirun>\d{1,7}) with PID |"
     r"(?:ProcessExitedException: process|-- Process) (?P<spawn>\d{1,7}) terminated with |"
     r"\[rank: (?P<child>\d{1,7})\] Child process with PID |"
-    rf"\b[Rr]anks?[ \[(=:]{{1,2}}(?P<plain>{NUMBERS})[\])]?:? {ENDED}"
+    rf"\b[Rr]anks?[ \[(=:]{{1,2}}(?P<plain>{NUMBERS})[\])]?:? {_END}"
 )
 _ENDED_PID = re.compile(r"\[(?P<a>\d{2,8})\] exit(?:s|ed)\b|(?i:\b(?:sub)?process|\bpid)[=: ]{1,3}(?P<b>\d{2,8})\b")
 _ENDED_WORDS = ("ank", "rocess", "srun")
@@ -60,6 +60,11 @@ def numbers(text: str) -> tuple[str, ...]:
         end = min(int(last or first), int(first) + NAMED_MAX)
         found += [str(number) for number in range(int(first), end + 1)]
     return tuple(dict.fromkeys(found))[:NAMED_MAX]
+
+
+def as_number(rank: str) -> tuple[int, str]:
+    """Sorts ranks by number."""
+    return (int(rank) if rank.isascii() and rank.isdigit() else -1, rank)
 
 
 def absent(present: str, line: str) -> tuple[str, ...]:

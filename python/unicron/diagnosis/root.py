@@ -18,9 +18,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from unicron.diagnosis.behind import SHARE_MAX, as_number, laggards
+from unicron.diagnosis.behind import SHARE_MAX, laggards
 from unicron.diagnosis.collectives import LISTED, TOLD_PROGRESS, odd_one
-from unicron.diagnosis.naming import short
+from unicron.diagnosis.naming import as_number, short
 from unicron.diagnosis.reader import RankText, Reader
 from unicron.diagnosis.rules import RULES
 from unicron.diagnosis.suspects import is_source, tells_of_others, the_suspects, weighed
