@@ -58,7 +58,8 @@ struct PaceTable::Compared {
   double least = 0.0;
   const RobustWindow* window = nullptr;
   int64_t confirm = kConfirm;
-  bool is_known = false;  // false: too few samples for any answer
+  bool is_known = false;     // false: too few samples for any answer
+  bool held_before = false;  // so many samples ago, too
 
   bool is_slow() const {
     const double more = now - usual;
@@ -150,7 +151,7 @@ void PaceTable::settle(Verdict* verdict, const Compared& compared, int64_t count
                        int64_t subject) const {
   if (compared.is_slow()) {
     verdict->fine_at = -1;
-    if (verdict->held_at < 0) verdict->held_at = count;
+    if (verdict->held_at < 0) verdict->held_at = compared.held_before ? count - compared.confirm : count;
     const bool is_new = !verdict->is_in_force;
     if (is_new && count - verdict->held_at < compared.confirm) return;
     verdict->is_in_force = true;
@@ -170,13 +171,14 @@ void PaceTable::settle(Verdict* verdict, const Compared& compared, int64_t count
   }
 }
 
-PaceTable::Facts PaceTable::facts() const {
+// As they were `age` samples ago.
+PaceTable::Facts PaceTable::facts(int age) const {
   Facts facts;
   facts.places.resize(static_cast<size_t>(num_stages_));
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     const Series& series = ranks_[rank];
-    if (series.window.size() < kRecent) continue;
-    const double now = series.window.median(kRecent);
+    if (series.window.size() < kRecent + age) continue;
+    const double now = series.window.median(kRecent, age);
     facts.places[static_cast<size_t>(stages_[rank])].push_back(facts.ranks.size());
     facts.ranks.push_back(static_cast<int64_t>(rank));
     facts.now.push_back(now);
@@ -186,7 +188,9 @@ PaceTable::Facts PaceTable::facts() const {
   return facts;
 }
 
-void PaceTable::look_at_ranks(const Facts& facts) {
+// By place.
+std::vector<PaceTable::Compared> PaceTable::compare_ranks(const Facts& facts) const {
+  std::vector<Compared> found(facts.ranks.size());
   for (const std::vector<size_t>& places : facts.places) {
     std::vector<double> sorted;
     std::vector<double> errors;
@@ -197,8 +201,8 @@ void PaceTable::look_at_ranks(const Facts& facts) {
     std::sort(sorted.begin(), sorted.end());
     const double peers_error = errors.empty() ? 0.0 : lower_median(errors);
     for (const size_t place : places) {
-      Series& series = ranks_[static_cast<size_t>(facts.ranks[place])];
-      Compared compared;
+      const Series& series = ranks_[static_cast<size_t>(facts.ranks[place])];
+      Compared& compared = found[place];
       compared.now = facts.now[place];
       compared.ratio_min = slow_ratio_;
       compared.least = kRankLeastMs;
@@ -219,8 +223,34 @@ void PaceTable::look_at_ranks(const Facts& facts) {
           compared.is_known = true;
         }
       }
-      settle(&series.verdict, compared, series.window.count(), SlowKind::kRank, facts.ranks[place]);
     }
+  }
+  return found;
+}
+
+// By rank, kConfirm samples ago.
+std::vector<bool> PaceTable::were_slow() const {
+  std::vector<bool> slow(ranks_.size(), false);
+  const Facts then = facts(static_cast<int>(kConfirm));
+  const std::vector<Compared> found = compare_ranks(then);
+  for (size_t place = 0; place < found.size(); ++place) {
+    slow[static_cast<size_t>(then.ranks[place])] = found[place].is_slow();
+  }
+  return slow;
+}
+
+void PaceTable::look_at_ranks(const Facts& facts) {
+  std::vector<Compared> found = compare_ranks(facts);
+  std::vector<bool> slow;
+  for (size_t place = 0; place < found.size(); ++place) {
+    const int64_t rank = facts.ranks[place];
+    Series& series = ranks_[static_cast<size_t>(rank)];
+    Compared& compared = found[place];
+    if (compared.is_slow() && series.verdict.held_at < 0) {  // rare: what it costs is paid by those alone
+      if (slow.empty()) slow = were_slow();
+      compared.held_before = slow[static_cast<size_t>(rank)];
+    }
+    settle(&series.verdict, compared, series.window.count(), SlowKind::kRank, rank);
   }
 }
 
@@ -313,7 +343,7 @@ void PaceTable::look_at_drift(const Facts& facts) {
 }
 
 std::vector<Slow> PaceTable::look() {
-  const Facts known = facts();
+  const Facts known = facts(0);
   look_at_ranks(known);
   look_at_stages(known);
   look_at_links();

@@ -26,10 +26,10 @@ void RobustWindow::add(double value, int64_t label) {
   ++count_;
 }
 
-double RobustWindow::median(int newest) const {
+double RobustWindow::median(int newest, int age) const {
   double values[kSize];
-  const int number = bounded(newest);
-  for (int age = 0; age < number; ++age) values[age] = at(age);
+  const int number = std::max(bounded(newest + age) - age, 0);
+  for (int index = 0; index < number; ++index) values[index] = at(index + age);
   return median_of(values, number);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import healthy
@@ -79,3 +80,20 @@ def test_a_straggler_in_that_run_is_found_in_twenty_iterations(seed: int) -> Non
 def test_a_hang_in_that_run_would_be_told() -> None:
     result = healthy.check(iterations=2_000, seed=1, hang=(2, 1_500, 60_000.0))
     assert {level for _, level in result.stalls} == {2}
+
+
+@pytest.mark.parametrize("onset", range(100, 108))
+@pytest.mark.parametrize("between", [1, 3, 8])
+def test_a_straggler_is_named_at_a_look_however_rare_looks_are(between: int, onset: int) -> None:
+    """Short iterations come many to a heartbeat: a verdict that waits for another look takes as many again."""
+    rng = np.random.default_rng(onset)
+    table = _core.PaceTable([0, 0, 0], [], 1.05)
+    named: list[tuple[int, str, int]] = []
+    for iteration in range(200):
+        for rank in range(3):
+            ms = 15.0 * rng.lognormal(0.0, 0.01) * (1.1 if rank == 1 and iteration >= onset else 1.0)
+            table.add(rank, iteration, ms, [0.0] * 4)
+        if iteration % between == 0:
+            named += [(iteration, kind, rank) for kind, rank, *_ in table.look()]
+    assert {found[1:] for found in named} == {("rank", 1)}
+    assert onset + 9 < named[0][0] <= onset + 12 + between

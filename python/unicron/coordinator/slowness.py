@@ -19,7 +19,7 @@ from unicron.types import Layout, Method, Outcome, Rank, Severity, WaitKind
 
 Key = tuple[str, int]  # rank | stage | link | drift, and its index
 Verdict = tuple[float, float, int]  # usual ms, present ms, since which iteration
-LOOK_MS = 400.0  # between two looks at a task: less than a heartbeat
+LOOK_MS_PER_RANK = 0.05  # between two looks at a task: of thousands of ranks less than a heartbeat, of a few nothing
 NO_WAITS = tuple(0.0 for _ in WaitKind)
 
 
@@ -47,7 +47,9 @@ def note_pace(step: Step, paces: Iterable[WorkerPace]) -> None:
         changed[task.name] = task
     for task in changed.values():
         assert task.pace is not None
-        if step.now_ms >= task.pace.looked_ms + LOOK_MS:  # thousands of ranks report in turn
+        if (
+            step.now_ms >= task.pace.looked_ms + LOOK_MS_PER_RANK * task.job.layout.world_size
+        ):  # thousands of ranks report in turn
             task.pace.looked_ms = step.now_ms
             _look(step, task)
 

@@ -52,7 +52,8 @@ class PaceTable {
   void add(int64_t rank, const PaceSample& sample);
   // Another process holds the role, or none: nothing of the former one counts.
   void forget(int64_t rank);
-  // What is slow now. Look after every few samples: a verdict needs to be seen at three samples or more.
+  // What is slow now. Look after every few samples: a verdict needs to hold over three samples or more, which is seen
+  // of a rank at once and of all else at the next look.
   std::vector<Slow> look();
 
  private:
@@ -85,7 +86,9 @@ class PaceTable {
   void require_rank(int64_t rank) const;
   static void keep(Series* series, double ms, int64_t iteration);
   void settle(Verdict* verdict, const Compared& compared, int64_t count, SlowKind kind, int64_t subject) const;
-  Facts facts() const;
+  Facts facts(int age) const;
+  std::vector<Compared> compare_ranks(const Facts& facts) const;
+  std::vector<bool> were_slow() const;
   void look_at_ranks(const Facts& facts);
   void look_at_stages(const Facts& facts);
   void look_at_links();

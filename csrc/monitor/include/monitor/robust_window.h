@@ -21,7 +21,8 @@ class RobustWindow {
   int64_t count() const { return count_; }  // ever added
   int size() const { return count_ < kSize ? static_cast<int>(count_) : kSize; }
   // All below look at the newest `newest` samples (those there are, when there are fewer; at least one must be there).
-  double median(int newest) const;
+  // age: without so many newer ones, that is, as it was so many samples ago.
+  double median(int newest, int age = 0) const;
   double max(int newest) const;
   // Standard deviation of one sample, from the differences of neighbours: a single step of the level does not show.
   double noise(int newest) const;
