@@ -128,7 +128,7 @@ def test_a_managed_script_and_a_look_from_outside(place: Path) -> None:
         runner.communicate(timeout=5)
     result = json.loads(out)
     assert (runner.returncode, result["outcome"]) == (0, "done")
-    (incident,) = result["incidents"]
+    (incident,) = [each for each in result["incidents"] if each["severity"] != "INFO"]  # a busy machine makes some slow
     assert incident["outcome"] == "healed" and incident["root"]["rank"] == 1
 
 

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from unicron.runtime import processes
+from unicron.sim import side_by_side
+from unicron.sim.record import Record
+
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -41,3 +45,19 @@ def test_sigterm_ends_the_chunks_beside_it(tmp_path: Path) -> None:
     finally:
         if members(simulator.pid):
             os.killpg(simulator.pid, signal.SIGKILL)
+
+
+def test_one_that_nobody_holds_yet_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal can come between the start of a process and the moment when that is written down."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(first: int, count: int, path: Path, extra: list[str]) -> subprocess.Popen[bytes]:
+        started.append(start(first, count, path, extra))
+        raise SystemExit(143)
+
+    start = side_by_side._start
+    monkeypatch.setattr(side_by_side, "_start", interrupted)
+    with pytest.raises(SystemExit):
+        side_by_side.run_chunks(Record(tmp_path / "r"), list(range(5000)), 2, [], lambda: True, lambda done: None)
+    assert not processes.is_alive(started[0].pid)
+    started[0].wait(10)

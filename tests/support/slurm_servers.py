@@ -24,6 +24,7 @@ CONFIG = """
 ClusterName=unicron
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
+FirstJobId={port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge

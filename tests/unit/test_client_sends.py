@@ -88,6 +88,28 @@ def test_a_look_is_asked_again_and_an_order_is_not(monkeypatch: pytest.MonkeyPat
         assert client.ask("ping") == 3 and deaf.heard == ["ping", "cancel", "ping"]  # a late answer would be another's
 
 
+def test_an_order_is_sent_once_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait that ended a fraction of a millisecond early was followed by a second sending, or hid the first."""
+
+    class Slow:
+        @staticmethod
+        def monotonic() -> float:
+            return time.monotonic() / 2  # every wait ends before its time
+
+    server, pair = keys.generate(), keys.generate()
+    with (
+        Forgetful(range(2, 9), server, pair) as deaf,
+        CoordinatorClient(f"127.0.0.1:{deaf.port}", server.public, pair) as client,
+    ):
+        assert client.ask("ping") == 1
+        monkeypatch.setattr(client_module, "time", Slow)
+        with pytest.raises(CoordinatorSilent, match="Whether cancel was done is not known"):
+            client.ask("cancel", timeout_ms=1000, task="t")
+        monkeypatch.undo()
+        time.sleep(0.5)
+        assert deaf.heard == ["ping", "cancel"]
+
+
 def test_every_request_is_a_look_or_an_order() -> None:
     assert set(VERBS) > LOOKS
     orders = {"submit", "cancel", "suspend", "resume", "reshape", "drain", "undrain", "inject", "shutdown"}

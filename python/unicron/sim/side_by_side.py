@@ -5,6 +5,7 @@ What crosses between the processes is the record's JSON, so a run that is ended 
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -12,10 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from unicron.sim.record import Record
 
 CHUNK = 100  # seeds: half a minute, beside a second of starting
 LOOK_S = 0.2
+END_S_MAX = 10.0
 
 
 def chunks(seeds: list[int]) -> list[tuple[int, int]]:
@@ -53,9 +57,20 @@ def run_chunks(
                     say(done)
                 time.sleep(LOOK_S)
         finally:
-            for process, _ in running.values():
-                process.kill()
-                process.wait()
+            _end(running, folder)
+
+
+def _end(running: dict[Path, tuple[subprocess.Popen[bytes], int]], folder: str) -> None:
+    """Also the one that was just started when this process was told to end: nobody holds it yet."""
+    held = {process.pid for process, _ in running.values()}
+    for process, _ in running.values():
+        process.kill()
+        process.wait()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.pid not in held and any(word.startswith(folder) for word in child.cmdline()):
+                child.kill()
+                child.wait(END_S_MAX)
 
 
 def _start(first: int, count: int, path: Path, extra: list[str]) -> subprocess.Popen[bytes]:
