@@ -100,12 +100,14 @@ def draw(name: str, result: dict[str, Any], folder: Path) -> str:
 
 
 def peers(pictures: Path) -> list[str]:
-    """The section of bench/peers/, when a run of it is kept."""
-    rows = tables.load(RESULTS / "peers")
-    if not rows:
-        return []
-    picture = pictures / "peers.png"
-    return [tables.page(rows, f"{pictures.name}/{picture.name}" if tables.draw(rows, picture) else "")]
+    """The sections of bench/peers/, when runs of it are kept."""
+    sections = []
+    for name in ("peers", "peers_gpu"):
+        picture = pictures / f"{name}.png"
+        if rows := tables.load(RESULTS / name):
+            drawn = f"{pictures.name}/{picture.name}" if tables.draw(rows, picture) else ""
+            sections.append(tables.page(rows, drawn, name))
+    return sections
 
 
 def main() -> None:

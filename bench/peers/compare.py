@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 import common
-from peers import measure
+from peers import measure, tables
 from peers.drive import Driver, Observed, carry_out
-from peers.job import COMPARED
-from peers.systems import FAULTS, ROOT, SYSTEMS
+from peers.job import COMPARED, ON_GPUS
+from peers.systems import ENVIRONMENTS, FAULTS, ROOT, SYSTEMS
 
-RESULTS = ROOT / "bench" / "results" / "peers"
-REFERENCES = ROOT / "build" / "peers" / "references"  # weights of undisturbed runs: large, and made again in a minute
-LOGS = ROOT / "build" / "peers" / "logs"
+RESULTS = ROOT / "bench" / "results" / ("peers_gpu" if ON_GPUS else "peers")
+REFERENCES = ENVIRONMENTS / "references"  # weights of undisturbed runs: large, and made again in a minute
+LOGS = ENVIRONMENTS / "logs"
 REFERENCE_SETTING = "tuned"
 SETTINGS = ("tuned", "spare", "plain", "defaults")  # in the order in which they are measured
 IMPORTANT = ("none", "kill", "stop", "deadlock", "exception", "agent")
@@ -109,7 +109,7 @@ def one(system: str, setting: str, fault: str) -> dict[str, Any]:
         row = {
             "system": system, "setting": setting, "fault": fault, "status": observed.status, "nodes": observed.nodes,
             "load": [round(load, 2) for load in observed.load],
-            "at": time.strftime("%Y-%m-%d %H:%M", time.gmtime()), "machine": where(),
+            "work": tables.work(), "at": time.strftime("%Y-%m-%d %H:%M", time.gmtime()), "machine": where(),
             **measure.row(observed.events, observed.said, observed.detected_s),
         }  # fmt: skip
         if observed.cpu_s is not None:

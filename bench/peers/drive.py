@@ -29,7 +29,7 @@ END_S_MAX = 20.0
 POLL_S = 0.03
 # The first word of anybody about the fault, but for the struck rank's own.
 REACTION = re.compile(r"(?i)error|exception|fail|timed out|timeout|closing signal|abort|interrupt|restart|terminat")
-NOT_A_REACTION = re.compile(r"injected|\[INFO\]|\[rank2\]|^\s*raise |^\s*File ")
+NOT_A_REACTION = re.compile(rf"injected|\[INFO\]|\[rank{job.VICTIM}\]|^\s*raise |^\s*File ")
 
 
 @dataclass
@@ -76,7 +76,8 @@ class Driver:
             **os.environ,
             "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
             "TORCH_CPP_LOG_LEVEL": "ERROR", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port),
-            "PEERS_RUN": str(self.folder), "PEERS_FAULT": self.fault, "PEERS_RANKS": STRUCK.get(self.fault, "2"),
+            "PEERS_RUN": str(self.folder), "PEERS_FAULT": self.fault,
+            "PEERS_RANKS": STRUCK.get(self.fault, str(job.VICTIM)),
         }  # fmt: skip
 
     def spawn(self, name: str, command: list[str], **environment: str) -> None:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-LAYERS, HIDDEN, HEADS, SEQ_LENGTH, VOCABULARY = 4, 64, 4, 64, 256
-WORLD_SIZE = 4
+import os
+
+#: PEERS_MACHINE=gpu: two ranks, a GPU each, over NCCL, and a model that keeps one busy. Else four on cores, over gloo.
+ON_GPUS = os.environ.get("PEERS_MACHINE", "cpu") == "gpu"
+LAYERS, HIDDEN, HEADS, SEQ_LENGTH = (8, 512, 8, 256) if ON_GPUS else (4, 64, 4, 64)
+VOCABULARY = 256
+WORLD_SIZE = 2 if ON_GPUS else 4
+VICTIM = WORLD_SIZE // 2  # the rank that a fault strikes
+BACKEND = "nccl" if ON_GPUS else "gloo"
+CHECKPOINT_EVERY = 10 if ON_GPUS else 1  # iterations; of the GPUs' model one takes as long as several of these
 MICRO_BATCH = 2  # samples
 NUM_MICRO_BATCHES = 8
 SAMPLES = MICRO_BATCH * NUM_MICRO_BATCHES  # of an iteration

@@ -2,7 +2,7 @@
 
 Times are seconds since the fault struck. An iteration is committed when a rank says so after its optimizer's step.
   next commit    first commit, by whoever lives, of the interrupted iteration or a later one
-  full world     first commit since when every iteration was committed by all four ranks
+  full world     first commit since when every iteration was committed by all ranks
   lost           wall time from the last commit before the fault to the next commit, less the median iteration
   redone         iterations that were committed before the fault and computed again
   samples again  forwards that began more than once, in samples
@@ -63,7 +63,7 @@ def first_commits(commits: list[Event]) -> dict[int, float]:
 
 
 def full_world(after: list[Event], at: float) -> float | None:
-    """None when the last whole look at the run saw fewer than four ranks."""
+    """None when the last whole look at the run saw fewer than all ranks."""
     ranks: dict[int, set[int]] = defaultdict(set)
     worlds: dict[int, set[int]] = defaultdict(set)
     times: dict[int, float] = {}

@@ -15,7 +15,8 @@ from unicron.runtime.client import CoordinatorSilent
 from unicron.runtime.local_cluster import OVER, LocalCluster
 from unicron.types import Layout
 
-NODES, SLOTS = 2, 2
+NODES = 2
+SLOTS = job.WORLD_SIZE // NODES
 IMPORTS = "torch,megatron.core,unicron.training,unicron.demo.model,peers.work"
 LAYOUT = Layout(tp=1, pp=1, dp=job.WORLD_SIZE, micro_batch=job.MICRO_BATCH, num_micro_batches=job.NUM_MICRO_BATCHES)
 INCIDENT = re.compile(r"^(\d+):(\d+):([\d.]+) .* incident ", re.MULTILINE)

@@ -27,7 +27,7 @@ class Recorder:
         self.rank = rank
         self.folder = Path(os.environ["PEERS_RUN"])
         self._fault = os.environ.get("PEERS_FAULT", "none")
-        self._ranks = [int(word) for word in os.environ.get("PEERS_RANKS", "2").split(",")]
+        self._ranks = [int(word) for word in os.environ["PEERS_RANKS"].split(",")]
         path = self.folder / "events" / f"{rank}.{os.getpid()}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.say("boot")

@@ -6,6 +6,10 @@
 #   bench/peers/run.sh                             every cell that bench/results/peers/ does not hold yet: hours
 #   bench/peers/run.sh --systems torchft --faults kill stop --settings tuned --runs 3
 #   bench/peers/run.sh --setup [PEER...]           only the environments
+#   bench/peers/run.sh --gpu ...                   two ranks, a GPU each, into bench/results/peers_gpu/
+#
+# With --gpu the peers take the torch that PYTHON has (one that knows the GPUs), and only they themselves are installed,
+# from PEERS_WHEELS where that folder is given.
 #
 # PYTHON: an interpreter that has unicron (default: .venv of the checkout, made when it is not there).
 set -euo pipefail
@@ -40,6 +44,33 @@ set_up() {
   touch "$stamp"
 }
 
+# A peer beside PYTHON's own torch: what is pinned, without torch and what comes with it.
+BESIDE='^(torch|numpy|sympy|networkx|mpmath|Jinja2|MarkupSafe|fsspec|filelock|typing_extensions|nvidia-ml-py|setuptools)=='
+borrow() {
+  local peer=$1 folder=$environments/$1
+  local site=$folder/site bin=$folder/bin
+  if [ -e "$folder/.installed" ]; then return; fi
+  echo "setting up $folder" >&2
+  rm -rf "$folder"
+  mkdir -p "$bin" "$site"
+  local list=("$here/requirements/$peer.txt")
+  if [ "$peer" = nvrx ]; then list+=("$here/requirements/nvrx-wheel.txt"); fi
+  cat "${list[@]}" | grep -vE "$BESIDE" >"$folder/pins.txt" || true
+  local from=()
+  if [ -n "${PEERS_WHEELS:-}" ]; then from=(--no-index --find-links "$PEERS_WHEELS"); fi
+  if [ -s "$folder/pins.txt" ]; then
+    "$PYTHON" -m pip install --quiet --no-deps "${from[@]}" --target "$site" -r "$folder/pins.txt"
+  fi
+  # shellcheck disable=SC2016
+  printf '#!/bin/sh\nPYTHONPATH="%s${PYTHONPATH:+:$PYTHONPATH}" exec "%s" "$@"\n' "$site" "$PYTHON" >"$bin/python"
+  for script in "$site"/bin/*; do
+    [ -e "$script" ] || continue
+    printf '#!/bin/sh\nexec "%s/python" "%s" "$@"\n' "$bin" "$script" >"$bin/$(basename "$script")"
+  done
+  chmod +x "$bin"/*
+  touch "$folder/.installed"
+}
+
 # Which environments the systems asked for need.
 needed() {
   local word taking=no found=()
@@ -62,6 +93,14 @@ needed() {
   done | sort -u
 }
 
+if [ "${1:-}" = --gpu ]; then
+  shift
+  export PEERS_MACHINE=gpu
+  environments=$root/build/peers-gpu
+  for peer in torchrun torchft nvrx; do borrow "$peer"; done
+  export PYTHONPATH=$root/bench${PYTHONPATH:+:$PYTHONPATH}
+  exec "$PYTHON" -m peers.compare "$@"
+fi
 if [ "${1:-}" = --setup ]; then
   shift
   for peer in ${*:-torchrun torchft nvrx dlrover}; do set_up "$peer"; done

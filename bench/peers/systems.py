@@ -1,7 +1,7 @@
 """How each system is started, with which knobs, and what of it dies in a fault. Data and small functions; no clock.
 
-Rank faults run on one "node" of four ranks under the launchers; agent, node and coordinator faults on two nodes of two
-(two launchers on this machine). unicron always runs as two nodes of two. What was killed from outside (an agent, a
+Rank faults run on one "node" of all ranks under the launchers; agent, node and coordinator faults on two nodes of half
+of them (two launchers on this machine). unicron always runs as two nodes. What was killed from outside (an agent, a
 node, a coordinator) is started again after job.REVIVE_S, as an operator or a scheduler would.
 """
 
@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from peers.job import WORLD_SIZE
+from peers.job import ON_GPUS, VICTIM, WORLD_SIZE
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-ENVIRONMENTS = ROOT / "build" / "peers"
+ENVIRONMENTS = ROOT / "build" / ("peers-gpu" if ON_GPUS else "peers")
 
 RANK_FAULTS = {
-    "kill": "SIGKILL to rank 2",
-    "stop": "SIGSTOP to rank 2",
-    "deadlock": "rank 2's main thread waits for ever, another thread lives",
-    "exception": "rank 2 raises",
-    "gil": "native code holds rank 2's GIL for ever",
+    "kill": f"SIGKILL to rank {VICTIM}",
+    "stop": f"SIGSTOP to rank {VICTIM}",
+    "deadlock": f"rank {VICTIM}'s main thread waits for ever, another thread lives",
+    "exception": f"rank {VICTIM} raises",
+    "gil": f"native code holds rank {VICTIM}'s GIL for ever",
     "two": "SIGKILL to ranks 1 and 2 in the same iteration",
-    "source": "SIGKILL to rank 2, then to the rank that hands its state to the replacement, while it does",
+    "source": f"SIGKILL to rank {VICTIM}, then to the rank that hands its state to the replacement, while it does",
 }
 OUTER_FAULTS = {
     "agent": "SIGKILL to the launcher or agent of the second node, its ranks live",
@@ -34,7 +34,9 @@ OUTER_FAULTS = {
     "coordinator": "SIGKILL to the coordinator: rendezvous host, lighthouse, master",
 }
 FAULTS = {"none": "undisturbed", **RANK_FAULTS, **OUTER_FAULTS}
-STRUCK = {"two": "1,2"}  # ranks that a fault strikes; else rank 2
+STRUCK = {"two": "1,2"}  # ranks that a fault strikes; else rank VICTIM
+NEEDS_THREE = ("two", "source")  # ranks, so that one is left
+SECOND_HALF = tuple(f"rank{rank}" for rank in range(VICTIM, WORLD_SIZE))  # of ranks without a launcher
 PER_ATTEMPT_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -73,6 +75,8 @@ class System:
     serves_state: bool = False  # a replacement gets its state from a living rank
 
     def has(self, fault: str) -> bool:
+        if ON_GPUS and (self.name == "dlrover-run" or fault in NEEDS_THREE):
+            return False
         needed = {"agent": self.agent, "coordinator": self.coordinator, "node": self.node, "source": self.serves_state}
         return bool(needed.get(fault, True))
 
@@ -153,7 +157,7 @@ def start_unicron(run: Run, setting: Setting) -> None:
 _SHORT = {"PEERS_TIMEOUT": "2"}  # seconds, of the gradients' collectives
 
 TORCHRUN = System(
-    "torchrun", "torch 2.13, all ranks restarted from a checkpoint that is written every iteration", "torchrun",
+    "torchrun", "torch 2.13, all ranks restarted from a checkpoint", "torchrun",
     {
         "defaults": Setting(says="gloo waits 30 min; attempts share the agent's store"),
         "tuned": Setting(
@@ -200,7 +204,7 @@ IN_PROCESS = System(
             environment={**_SHORT, "PEERS_SETTING": "spare"}, says="as tuned, a fifth rank in reserve"
         ),
     },
-    start_in_process, coordinator="rank0", node=("rank2", "rank3"),
+    start_in_process, coordinator="rank0", node=SECOND_HALF,
 )  # fmt: skip
 
 TORCHFT = System(
@@ -213,7 +217,7 @@ TORCHFT = System(
             says="all micro-batches are dealt over those who take part",
         ),
     },
-    start_torchft, coordinator="coordinator", node=("rank2", "rank3"), respawns=True, serves_state=True,
+    start_torchft, coordinator="coordinator", node=SECOND_HALF, respawns=True, serves_state=True,
 )  # fmt: skip
 
 DLROVER = System(

@@ -23,6 +23,13 @@ SECONDS = {
     "full_world_s": "full world",
     "lost_s": "lost",
 }
+WORDS = (
+    f"The fault strikes in iteration {job.FAULT_ITERATION}, after a micro-batch of the struck rank. Seconds since "
+    f"then: `detected` is the first word of anybody (a log line, a vote), `next commit` the interrupted iteration or "
+    f"a later one done, `full world` all ranks again, `lost` the wall time beyond a usual iteration. Weights and "
+    f"losses after {job.COMPARED} iterations, against the system's own undisturbed run. No commit within "
+    f"{job.REACTION_S_MAX:g} s: no reaction; not all ranks {job.FULL_S_MAX:g} s later: not whole."
+)
 COUNTS = {"redone": "iterations redone", "samples_again": "samples again", "samples_lost": "samples lost"}
 
 
@@ -44,16 +51,18 @@ def cells(rows: Iterable[Row]) -> dict[Cell, list[Row]]:
     return {cell: found[cell] for cell in sorted(found, key=lambda cell: order[cell])}
 
 
-def page(rows: list[Row], picture: str) -> str:
-    """The section of docs/BENCHMARKS.md."""
+def page(rows: list[Row], picture: str, title: str) -> str:
+    """A section of docs/BENCHMARKS.md."""
     machines = sorted({f"{row['machine']['cpu']}, {row['machine']['cores']} cores" for row in rows})
     loads = [load for row in rows for load in row["load"]]
     parts = [
-        "## the peers on the same work: peers",
+        f"## the peers on the same work: {title}",
         "",
         f"`bench/peers/run.sh`, on {'; '.join(machines)}; load {min(loads):g} to {max(loads):g}, said of every cell.",
         "",
-        work_and_words(),
+        *sorted({row["work"] for row in rows}),
+        "",
+        WORDS,
         "",
         *table(fault_lines(rows)),
         "",
@@ -69,16 +78,13 @@ def page(rows: list[Row], picture: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def work_and_words() -> str:
+def work() -> str:
+    """What is done, in the words that are kept with a run."""
+    every = "every iteration" if job.CHECKPOINT_EVERY == 1 else f"every {job.CHECKPOINT_EVERY} iterations"
     return (
         f"GPT {job.LAYERS} x {job.HIDDEN}, sequences of {job.SEQ_LENGTH}, global batch {job.SAMPLES} samples in "
-        f"{job.NUM_MICRO_BATCHES} micro-batches of {job.MICRO_BATCH}, {job.WORLD_SIZE} ranks over gloo, Adam at "
-        f"{job.LEARNING_RATE:g}. The fault strikes in iteration {job.FAULT_ITERATION}, between a rank's two "
-        f"micro-batches. Seconds since the fault: `detected` is the first word of anybody (a log line, a vote), `next "
-        f"commit` the interrupted iteration or a later one done, `full world` four ranks again, `lost` the wall time "
-        f"beyond a usual iteration. Weights and losses after {job.COMPARED} iterations, against the system's own "
-        f"undisturbed run. No commit within {job.REACTION_S_MAX:g} s: no reaction; fewer than four ranks "
-        f"{job.FULL_S_MAX:g} s later: not whole."
+        f"{job.NUM_MICRO_BATCHES} micro-batches of {job.MICRO_BATCH}, {job.WORLD_SIZE} ranks over {job.BACKEND}, Adam "
+        f"at {job.LEARNING_RATE:g}. Who goes on from a checkpoint writes one {every}."
     )
 
 

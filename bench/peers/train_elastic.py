@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from peers import work
+from peers import job, work
 from peers.record import Recorder
 
 START_S = 60.0  # ranks do not import equally fast: the short timeout is for the gradients' group alone
@@ -22,11 +22,11 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     recorder = Recorder(rank)
     timeout = float(os.environ.get("PEERS_TIMEOUT", "1800"))
-    dist.init_process_group("gloo", timeout=timedelta(seconds=max(START_S, timeout)))
+    trainer = work.Trainer(rank)  # first: it chooses the GPU that the groups are made on
+    dist.init_process_group(job.BACKEND, timeout=timedelta(seconds=max(START_S, timeout)))
     dist.barrier()
     group = dist.new_group(timeout=timedelta(seconds=timeout))
     beat, end = heartbeat()
-    trainer = work.Trainer()
     checkpoint = recorder.folder / "checkpoint.pt"
     iteration = trainer.restore(checkpoint)
     trainer.warm_up()
@@ -38,7 +38,7 @@ def main() -> None:
         dist.all_reduce(trainer.flat, group=group)
         tokens = float(trainer.flat[-1])
         loss = trainer.step()
-        if writes:
+        if writes and (iteration + 1) % job.CHECKPOINT_EVERY == 0:
             trainer.save(checkpoint, iteration + 1)
         recorder.committed(iteration, world, loss, tokens)
         recorder.compared(iteration, work.weights(trainer.model))

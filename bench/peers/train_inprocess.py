@@ -47,7 +47,7 @@ def knobs() -> dict[str, Any]:
 
 
 RECORDER = Recorder(FIRST_RANK)
-TRAINER = work.Trainer()
+TRAINER = work.Trainer(FIRST_RANK)
 TRAINER.warm_up()  # of the process: what can be built before the first fault is
 
 
@@ -63,7 +63,7 @@ def train(call_wrapper: inprocess.CallWrapper | None = None) -> None:
         "127.0.0.1", PORT + 2 + generation, world_size=world, is_master=rank == 0, multi_tenant=True,
         wait_for_workers=True,
     )  # fmt: skip
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=seconds(TIMEOUT_S))
+    dist.init_process_group(job.BACKEND, store=store, rank=rank, world_size=world, timeout=seconds(TIMEOUT_S))
     checkpoint = RECORDER.folder / "checkpoint.pt"
     iteration = TRAINER.restore(checkpoint)
     RECORDER.say("ready", iteration, generation=generation)
@@ -74,7 +74,7 @@ def train(call_wrapper: inprocess.CallWrapper | None = None) -> None:
         # a step torn by a restart is harmless: every restart reads the checkpoint
         loss = TRAINER.step()
         call_wrapper.ping()
-        if rank == 0:
+        if rank == 0 and (iteration + 1) % job.CHECKPOINT_EVERY == 0:
             with call_wrapper.atomic():
                 TRAINER.save(checkpoint, iteration + 1)
         RECORDER.committed(iteration, world, loss, tokens)

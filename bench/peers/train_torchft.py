@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torchft import Manager, ProcessGroupGloo
+from torchft import Manager, ProcessGroupGloo, ProcessGroupNCCL
 
 from peers import job, work
 from peers.record import Recorder
@@ -29,7 +29,7 @@ def seconds(number: float) -> timedelta:
 def main() -> None:
     rank, timeout = int(os.environ["RANK"]), float(os.environ["PEERS_TIMEOUT"])
     recorder = Recorder(rank)
-    trainer = work.Trainer()
+    trainer = work.Trainer(rank)
     trainer.warm_up()
     wait_for_all(recorder)
 
@@ -38,8 +38,9 @@ def main() -> None:
         return trainer.state()
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    made = ProcessGroupNCCL if job.ON_GPUS else ProcessGroupGloo
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=seconds(timeout)), min_replica_size=1, load_state_dict=trainer.load,
+        pg=made(timeout=seconds(timeout)), min_replica_size=1, load_state_dict=trainer.load,
         state_dict=state, replica_id=f"replica_{rank}", store_addr="127.0.0.1", store_port=store.port, rank=0,
         world_size=1, lighthouse_addr=os.environ["PEERS_LIGHTHOUSE"], hostname="127.0.0.1", timeout=seconds(timeout),
         quorum_timeout=seconds(60), connect_timeout=seconds(60),

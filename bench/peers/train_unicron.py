@@ -26,7 +26,7 @@ class Wrapped(MegatronModule):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.gpt = work.build()
+        self.gpt = work.build().to(torch.cuda.current_device() if job.ON_GPUS else "cpu")
         self.max_sequence_length = job.SEQ_LENGTH
         self.model_type = ModelType.encoder_or_decoder
 
@@ -38,20 +38,18 @@ class Wrapped(MegatronModule):
 
 
 def main() -> None:
-    warm = work.Trainer()
-    warm.warm_up()
-    data = warm.data
-    del warm
+    data = prepared()
     with unicron.join(micro_batch=job.MICRO_BATCH, num_micro_batches=job.NUM_MICRO_BATCHES) as session:
         recorder = Recorder(session.rank)
         model, optimizer, scheduler = build(session.layout)
+        device = next(model.parameters()).device
         session.manage(model, optimizer, scheduler)
         recorder.say("ready")
 
         def forward_step(batches: Iterator[Any], gpt: Any) -> tuple[torch.Tensor, Any]:
             batch = next(batches)
             recorder.begins(*batch["address"])
-            return gpt(batch["tokens"], batch["labels"]), summed
+            return gpt(batch["tokens"].to(device), batch["labels"].to(device)), summed
 
         for iteration in session.iterations(1 << 30):
             if iteration >= recorder.told_end():
@@ -62,8 +60,17 @@ def main() -> None:
         recorder.say("end")
 
 
+def prepared() -> work.Data:
+    """On a GPU unicron itself warms an understudy up, and gives it one only then."""
+    if job.ON_GPUS:
+        return work.Data()
+    warm = work.Trainer(0)
+    warm.warm_up()
+    return warm.data
+
+
 def summed(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    return output.sum(), torch.tensor(output.numel(), dtype=torch.int), {}
+    return output.sum(), torch.tensor(output.numel(), dtype=torch.int, device=output.device), {}
 
 
 def build(layout: Any) -> tuple[Any, Any, Any]:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from peers import job
 from peers.job import (
     CLIP,
     HEADS,
@@ -49,6 +50,17 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm_2(x))))
 
 
+def device(rank: int) -> torch.device:
+    """Of a process; all are on one machine."""
+    if not job.ON_GPUS:
+        return torch.device("cpu")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    for has_fixed_order in (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.enable_mem_efficient_sdp):
+        has_fixed_order(False)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 class GPT(nn.Module):
     """tokens, labels [samples, SEQ_LENGTH] -> loss of every token, of that shape."""
 
@@ -59,7 +71,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(HIDDEN)
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         logits = functional.linear(self.norm(x), self.tokens.weight)
@@ -114,7 +126,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.AdamW:
 
 
 def weights(model: nn.Module) -> np.ndarray:
-    return np.concatenate([p.detach().float().flatten().numpy() for p in model.parameters()])
+    return np.concatenate([p.detach().float().flatten().cpu().numpy() for p in model.parameters()])
 
 
 class Trainer:
@@ -122,12 +134,14 @@ class Trainer:
 
     A system reduces `flat` in whatever way it has (sum or mean: both end in the same step)."""
 
-    def __init__(self) -> None:
-        self.model = build()
+    def __init__(self, rank: int) -> None:
+        """rank: the process's own, which tells it its GPU."""
+        self.device = device(rank)
+        self.model = build().to(self.device)
         self.optimizer = optimizer_of(self.model)
         self.data = Data()
         sizes = [p.numel() for p in self.model.parameters()]
-        self.flat = torch.zeros(sum(sizes) + 2)
+        self.flat = torch.zeros(sum(sizes) + 2, device=self.device)
         for parameter, part in zip(self.model.parameters(), self.flat[:-2].split(sizes), strict=True):
             parameter.grad = part.view_as(parameter)
 
@@ -141,10 +155,11 @@ class Trainer:
         for micro_batch in micro_batches:
             batch = self.data(iteration, micro_batch)
             begins(iteration, micro_batch)
-            loss = self.model(batch["tokens"], batch["labels"]).sum()
+            tokens, labels = batch["tokens"].to(self.device), batch["labels"].to(self.device)
+            loss = self.model(tokens, labels).sum()
             loss.backward()
             self.flat[-2] += loss.detach()
-            self.flat[-1] += batch["labels"].numel()
+            self.flat[-1] += labels.numel()
 
     def step(self) -> float:
         """After the reduction: one step; the iteration's mean loss."""
@@ -170,6 +185,6 @@ class Trainer:
         """The iteration to go on with."""
         if not path.exists():
             return 0
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location=self.device)
         self.load(state)
         return int(state["iteration"])

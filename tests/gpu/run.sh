@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Builds, tests and measures everything about GPUs, within ten minutes, on a machine with one or two of them.
 #
-#   OUT=folder tests/gpu/run.sh [STEP ...]        all steps without arguments; wheels it needs lie in .whl/
+#   OUT=folder tests/gpu/run.sh [STEP ...]        all steps without arguments; wheels it needs lie in .whl/,
+#                                              the peers' in .whl-peers/ (bench/peers/run.sh --gpu)
 #
 # Each step has its own limit, a failing one stops nothing, and none begins that would outlast BUDGET seconds: what is
 # asked first stands first. In OUT: log.txt (all output), summary.md (a line per step), tables.md (the benches' tables),
-# managed.jsonl, histories.jsonl, managed-logs.tgz.
+# managed.jsonl, histories.jsonl, peers/, managed-logs.tgz.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-$PWD/results/gpu}
@@ -133,6 +134,8 @@ table moves 200 bash -c 'moves 1,1,1 --cases all,no-warm-up'
 table moves_dp2 290 bash -c 'moves 1,1,2 --cases all,no-groups,node-lost' # of three GPUs or more
 table moves_350m 200 bash -c 'moves 1,1,1 --size 350m --cases all'
 table bench_steady 150 "$PYTHON" bench/gpu/bench_steady.py --seconds 75
+table bench_idle 140 "$PYTHON" bench/gpu/bench_idle.py
+table bench_idle_sharded 140 env UNICRON_DEMO_SIZE=350m "$PYTHON" bench/gpu/bench_idle.py --sharded
 table bench_torchrun 110 "$PYTHON" bench/gpu/bench_torchrun.py --sizes small 350m
 table managed_350m 150 bash -c \
   'managed 1,1,2 350m kill-compute,kill-reduce,kill-now,illegal-access --timeout 60 --unmanaged'
@@ -151,6 +154,8 @@ table bench_groups 60 "$PYTHON" bench/gpu/bench_groups.py --runs 2
 table bench_arena 60 "$PYTHON" bench/gpu/bench_arena.py --runs 2
 table bench_copy 40 "$PYTHON" bench/gpu/bench_copy.py
 table bench_exact 40 "$PYTHON" bench/gpu/bench_exact.py
+step peers 560 env "PEERS_WHEELS=$PWD/.whl-peers" bench/peers/run.sh --gpu --into "$OUT/peers" \
+  --settings tuned --faults none kill stop deadlock exception node
 step doctor 30 "$PYTHON" -m unicron.cli doctor
 step wheel 120 bash -c wheel
 step arena 150 "${pytest[@]}" tests/gpu/test_arena.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from peers import compare, job, measure, systems, tables
 
 STRUCK = 10.0
+BENCH = systems.HERE.parent
 TOKENS = float(job.SAMPLES * job.SEQ_LENGTH)
 
 
@@ -97,7 +99,7 @@ def kept(**given: Any) -> dict[str, Any]:
     row = {
         "system": "torchrun", "setting": "tuned", "fault": "kill", "status": "whole", "load": [1.0, 2.0],
         "machine": {"cpu": "a", "cores": 2}, "next_commit_s": 9.5, "full_world_s": 9.6, "weights_equal": True,
-        "weights_max_abs_diff": 0.0,
+        "weights_max_abs_diff": 0.0, "work": tables.work(),
     }  # fmt: skip
     return {**row, **given}
 
@@ -111,7 +113,8 @@ def test_what_never_came_is_written_as_such() -> None:
 
 def test_the_page_tells_median_and_spread_of_several_runs(tmp_path: Path) -> None:
     rows = [kept(), kept(next_commit_s=8.5), kept(next_commit_s=20.0), kept(fault="none", cpu_ms_per_iteration=200.0)]
-    text = tables.page(rows, "")
+    text = tables.page(rows, "", "peers")
+    assert text.count(tables.work()) == 1 and "over gloo" in text
     assert "9.5 (8.5 to 20)" in text and "equal bit for bit" in text and "| torchrun | tuned | 1 | 200 |" in text
     assert tables.load(tmp_path) == []
 
@@ -124,6 +127,19 @@ def test_run_sh_is_sound_and_names_only_what_exists() -> None:
         pins = (systems.HERE / "requirements" / f"{environment}.txt").read_text().split()
         assert "torch==2.13.0" in pins
         assert all("==" in pin for pin in pins), environment
+
+
+def test_on_gpus_there_are_two_ranks_and_faults_that_leave_one() -> None:
+    words = "import torch, numpy as np; from peers import job, systems, tables; print(job.VICTIM, tables.work());"
+    words += (
+        "print([f for f in systems.FAULTS if systems.UNICRON.has(f) or systems.TORCHFT.has(f)], systems.SECOND_HALF)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", words], env={**os.environ, "PEERS_MACHINE": "gpu", "PYTHONPATH": str(BENCH)},
+        capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    assert found.startswith("1 GPT 8 x 512") and "2 ranks over nccl" in found
+    assert "'kill'" in found and "'two'" not in found and "'source'" not in found and "('rank1',)" in found
 
 
 def test_the_time_of_a_log_line_is_counted_from_the_fault_over_midnight_too() -> None:

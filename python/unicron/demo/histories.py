@@ -15,9 +15,12 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from unicron.demo import compare, runner
 from unicron.demo.progress import Progress
@@ -27,42 +30,88 @@ from unicron.runtime.local_cluster import ClusterProblem
 from unicron.types import Layout
 
 ITERATIONS = 18
+SHARDED_ITERATIONS = 110  # a change of the layout takes some dozens
 FIRST, LAST = 2, 10  # faults fall between these iterations
+NARROW_AT, WHILE_NARROW, WIDE_AT, AT_LAST = 12, (45, 60), 60, (85, 100)  # iterations of a sharded history
 KINDS = ("kill", "kill", "segv", "exception", "exit", "reset")
 POINTS = ("idle", "compute", "forward", "backward", "tie", "reduce", "copy", "commit", "step", "heal", "heal")
+SHARDED_POINTS = ("gather", *POINTS)  # those of a recovery last
 BACK_AFTER = 3  # iterations, or more, until a lost node comes back
+RETURN_S = 2.0  # ... where training waits for it
 
 
 def history(layout: Layout, seed: int) -> Scenario:
     """What happens in it. Plain optimizer: nodes are lost too, once in a while all but one; that one does not fail in
     its step: it would be the last copy and has nothing to undo it with (a checkpoint would be needed)."""
     stream = random.Random(f"{seed} {layout}")
-    points = POINTS + ("gather",) * layout.sharded
-    nodes_lost = 0 if layout.sharded else stream.choice((0, 0, 1, 1, 2, layout.dp - 1))
+    if layout.sharded:
+        return _sharded_history(layout, seed, stream)
+    nodes_lost = stream.choice((0, 0, 1, 1, 2, layout.dp - 1))
     lost = stream.sample(range(layout.dp), min(nodes_lost, layout.dp - 1))
     faults, acts = [], []
     for node in lost:
         rank = stream.choice(layout.replica_ranks(node))
         at = stream.randrange(FIRST, LAST)
-        faults.append(Fault(rank, "node", at, stream.choice([p for p in points if p != "heal"])))
+        faults.append(Fault(rank, "node", at, stream.choice([p for p in POINTS if p != "heal"])))
         acts.append(Act("start_agent", at + BACK_AFTER + stream.randrange(4), node))
     others = [rank for rank in range(layout.world_size) if layout.replica_of(rank) not in lost]
     for rank in stream.sample(others, min(len(others), stream.randrange(1, 4))):
-        point = stream.choice(points)
-        if point == "step" and len(lost) == layout.dp - 1:
-            point = "commit"
-        iteration = -1 if point == "heal" else stream.randrange(FIRST, LAST)
-        faults.append(Fault(rank, stream.choice(KINDS), iteration, point))
-    says = ", ".join(f"{f.fault} of rank {f.rank} at {f.point} {f.iteration}" for f in faults)
-    acts.sort(key=lambda act: act.after)
+        fault = _fault(stream, rank, POINTS, FIRST, LAST)
+        is_last_copy = fault.point == "step" and len(lost) == layout.dp - 1
+        faults.append(replace(fault, point="commit") if is_last_copy else fault)
+    return _scenario(layout, seed, faults, acts)
+
+
+def _sharded_history(layout: Layout, seed: int, stream: random.Random) -> Scenario:
+    """Shards do not shrink, so a lost node comes back (where buddies keep copies), and the task is made narrower and
+    wide again by order. There are faults before, while it is narrow, and after, and sometimes in a move itself."""
+    faults: list[Fault] = []
+    acts: list[Act] = []
+    layouts: tuple[Layout, ...] = ()
+    lost = stream.randrange(layout.dp) if layout.buddy and stream.random() < 0.6 else -1
+    if lost >= 0:
+        at = stream.randrange(FIRST + 3, LAST)
+        faults.append(Fault(stream.choice(layout.replica_ranks(lost)), "node", at, stream.choice(SHARDED_POINTS[:-2])))
+        acts.append(Act("start_agent", at - 1, lost, delay_s=RETURN_S))
+    others = [rank for rank in range(layout.world_size) if layout.replica_of(rank) != lost]
+    for rank in stream.sample(others, min(len(others), stream.randrange(1, 4))):
+        faults.append(_fault(stream, rank, SHARDED_POINTS, FIRST, LAST))
+    if not layout.buddy and layout.dp > 1 and stream.random() < 0.6:
+        narrow = structs.replace(layout, dp=stream.randrange(1, layout.dp // 2 + 1))
+        layouts = (layout, narrow)
+        acts += [Act("reshape", NARROW_AT, dp=narrow.dp), Act("reshape", WIDE_AT, dp=layout.dp)]
+        if stream.random() < 0.25:
+            faults.append(Fault(0, "kill", -1, "layout", 1))
+        if stream.random() < 0.7:
+            faults.append(_fault(stream, stream.randrange(narrow.world_size), SHARDED_POINTS[:-2], *WHILE_NARROW))
+    if stream.random() < 0.5:
+        faults.append(_fault(stream, stream.randrange(layout.world_size), SHARDED_POINTS[:-2], *AT_LAST))
+    faults.sort(key=lambda fault: fault.iteration)
+    return replace(_scenario(layout, seed, faults, acts), layouts=layouts)
+
+
+def _fault(stream: random.Random, rank: int, points: Sequence[str], first: int, last: int) -> Fault:
+    point = stream.choice(points)
+    iteration = -1 if point == "heal" else stream.randrange(first, last)
+    return Fault(rank, stream.choice(KINDS), iteration, point)
+
+
+def iterations_of(layout: Layout) -> int:
+    return SHARDED_ITERATIONS if layout.sharded else ITERATIONS
+
+
+def _scenario(layout: Layout, seed: int, faults: list[Fault], acts: list[Act]) -> Scenario:
+    says = [f"{f.fault} of rank {f.rank} at {f.point} {f.iteration}" for f in faults]
+    says += [f"dp {act.dp} after {act.after}" for act in acts if act.dp]
     return Scenario(
-        f"history-{seed}", says, Expect("healed"), tuple(faults), tuple(acts), iterations=ITERATIONS, window=(),
+        f"history-{seed}", ", ".join(says), Expect("healed"), tuple(faults),
+        tuple(sorted(acts, key=lambda act: act.after)), iterations=iterations_of(layout), window=(),
     )  # fmt: skip
 
 
 def reference_digest(suite: runner.Suite, layout: Layout) -> str:
     """What every history must end in."""
-    undisturbed = Scenario("", "", Expect("unaffected"), iterations=ITERATIONS, window=())
+    undisturbed = Scenario("", "", Expect("unaffected"), iterations=iterations_of(layout), window=())
     return compare.position_digest(suite.reference(undisturbed), layout)
 
 
@@ -75,8 +124,14 @@ def judge(suite: runner.Suite, scenario: Scenario, layout: Layout, wanted: str) 
     elif digest != wanted:
         reasons.append("it ends in another digest")
     reasons += [f"{count} {what} left behind" for what, count in left.items() if count]
+    moves = [f"{move['from']} -> {move['to']}" for move in seen.view.get("layout_changes", ())]
+    if len(moves) != sum(act.dp > 0 for act in scenario.acts):
+        reasons.append(f"not narrower and wide again, but: {moves}")
     told = [[i["fault"], i["severity"], i["outcome"]] for i in seen.incidents.values()]
-    return {"says": scenario.says, "passed": not reasons, "reasons": reasons, "digest": digest, "incidents": told}
+    return {
+        "says": scenario.says, "passed": not reasons, "reasons": reasons, "digest": digest, "incidents": told,
+        "moves": moves,
+    }  # fmt: skip
 
 
 def known(path: Path, layout: str, optimizer: str) -> dict[int, str]:
@@ -96,8 +151,10 @@ def left_of(seeds: Iterable[int], done: dict[int, str], wanted: str) -> list[int
 def main() -> int:
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster is taken down with it
-    layout = runner.layout_of(*map(int, options.layout.split(",")), sharded=options.distributed, exact=True)
-    optimizer = "distributed" if options.distributed else "plain"
+    sizes = map(int, options.layout.split(","))
+    layout = runner.layout_of(*sizes, sharded=options.distributed or options.buddy, buddy=options.buddy, exact=True)
+    optimizer = "distributed" if layout.sharded else "plain"
+    optimizer += "-buddy" * options.buddy
     seeds = range(options.seed, options.seed + options.count)
     options.into.parent.mkdir(parents=True, exist_ok=True)
     folder, wrong, began = options.folder / f"{options.layout}-{optimizer}", 0, time.monotonic()
@@ -133,7 +190,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--into", type=Path, default=Path("results/histories.jsonl"), help="kept results")
     parser.add_argument("--layout", default="1,1,4", help="tp,pp,dp")
-    parser.add_argument("--distributed", action="store_true", help="the distributed optimizer: no node is lost")
+    parser.add_argument("--distributed", action="store_true", help="the distributed optimizer, narrower and wide again")
+    parser.add_argument(
+        "--buddy", action="store_true", help="... with copies of the shards elsewhere: nodes are lost, too"
+    )
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of the first one")
     parser.add_argument("--seconds", type=float, default=0, help="none begins after so long; 0: no bound")

@@ -220,6 +220,7 @@ class Suite:
             name=scenario.name,
             command=(sys.executable, *SCRIPT, *arguments),
             layout=self._options.layout,
+            layouts=scenario.layouts,
             cwd=os.getcwd(),
             log_dir=str(self._logs),
             understudies=UNDERSTUDIES,

@@ -40,11 +40,13 @@ class Fault:
 class Act:
     """Done to the cluster when iteration `after` is committed, then after a further `delay_s`."""
 
-    do: str  # drain | undrain | kill_agent | kill_agent_alone | start_agent | kill_coordinator | start_coordinator
+    # drain | undrain | kill_agent | kill_agent_alone | start_agent | kill_coordinator | start_coordinator | reshape
+    do: str
     after: int
     node: int = -1
     delay_s: float = 0.0
     replica: int = -1  # the node is this replica's present home
+    dp: int = 0  # of a reshape: asked for until the task is so wide
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Scenario:
     poison: tuple[int, ...] = ()  # (rank, iteration, micro-batch) at which the script itself fails
     window: tuple[int, ...] = GRADIENT_WINDOW  # iterations whose reduced gradient is kept
     digests: bool = False  # of gradient and state, of every iteration
+    layouts: tuple[Layout, ...] = ()  # that the task may be brought into
     spread: bool = False  # faults are armed one after the other, each when the one before is healed
     tags: frozenset[str] = field(default=frozenset())
 

@@ -23,6 +23,7 @@ TIMEOUT_S = 120.0
 TIMEOUT_PER_ITERATION_S = 2.0
 END_AHEAD_S = 3.0  # the last iteration is told so long before any rank reaches it
 SPREAD_AHEAD = 2  # iterations; a spread fault is armed when training is this close
+ARM_AHEAD = 20  # iterations; other faults are armed when training is this close: at once, in most runs
 SPREAD_MISSED = 5  # iterations after its own; a spread fault that nobody saw by then was armed too late
 OVER = ("done", "stopped")
 
@@ -47,6 +48,7 @@ class Cluster(Protocol):
     def start_agent(self, node: str) -> None: ...
     def drain(self, node: str) -> None: ...
     def undrain(self, node: str) -> None: ...
+    def reshape(self, task: str, **layout: int) -> dict[str, Any]: ...
     def kill_coordinator(self) -> None: ...
     def start_coordinator(self) -> None: ...
 
@@ -113,6 +115,7 @@ class Watch:
         self._acts: list[Act] = list(scenario.acts)
         self._awaited: _Awaited | None = None
         self._act_due: float | None = None
+        self._dp = 0  # that the task shall have; 0: it keeps what it has
         self._homes: dict[int, str] = {}  # replica -> its home when something was first done to that
         self._next_ask = 0.0
         self._running = False
@@ -173,6 +176,7 @@ class Watch:
         for incident in incidents:
             self._incident(incident)
         self._maybe_arm()
+        self._maybe_reshape(width)
         self._maybe_end()
 
     def _incident(self, incident: dict[str, Any]) -> None:
@@ -191,7 +195,9 @@ class Watch:
         if self._scenario.spread:
             self._arm_next_of_many()
             return
-        while self._faults and self._arm(self._faults[0], self._faults[0].iteration):
+        while self._faults and self._faults[0].iteration <= self.seen.iteration + ARM_AHEAD:
+            if not self._arm(self._faults[0], self._faults[0].iteration):
+                return
             self._faults.pop(0)
 
     def _arm_next_of_many(self) -> None:
@@ -217,12 +223,23 @@ class Watch:
             self._awaited = _Awaited(fault, len(self.seen.incidents) + 1, until)
 
     def _arm(self, fault: Fault, iteration: int) -> bool:
+        """Refused while the role is between two holders: the next look tries again."""
+        return self._granted(
+            self._cluster.arm_fault, self._task, fault.rank, fault.fault, fault.point, iteration, fault.micro_batch
+        )
+
+    def _maybe_reshape(self, width: dict[str, int]) -> None:
+        """Refused while another change is under way; one that a failure called off is asked for again."""
+        if self._dp and self._running and width["dp"] != self._dp:
+            self._granted(self._cluster.reshape, self._task, tp=width["tp"], pp=width["pp"], dp=self._dp)
+
+    def _granted(self, ask: Callable[..., Any], *words: Any, **named: Any) -> bool:
         try:
-            self._cluster.arm_fault(self._task, fault.rank, fault.fault, fault.point, iteration, fault.micro_batch)
+            ask(*words, **named)
         except Exception as error:
             if type(error).__name__ not in ("CoordinatorSilent", "CoordinatorRefused"):
                 raise
-            return False  # the role is between two holders: the next look tries again
+            return False
         return True
 
     def _maybe_end(self) -> None:
@@ -251,8 +268,12 @@ class Watch:
             return
         self._acts.pop(0)
         self._act_due = None
-        doing: Callable[..., None] = getattr(self._cluster, act.do)
         words = act.do.replace("_", " ")
+        if act.dp:
+            self._listener.happened(f"{words} to dp {act.dp}")
+            self._dp = act.dp
+            return
+        doing: Callable[..., None] = getattr(self._cluster, act.do)
         if act.node >= 0 or act.replica >= 0:
             node = self._cluster.nodes[act.node] if act.node >= 0 else self._home(act.replica)
             if self._is_there(act.do, node):

@@ -63,6 +63,11 @@ def give_memory_back(device: int) -> None:
     torch.cuda.empty_cache()
 
 
+def present_stream(device: torch.device) -> int:
+    """Where this thread's work on the device goes."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
 def access_illegally(device: torch.device) -> None:
     """The fault `memory`, as a bad kernel of a script does it: the context is lost, and who asks the GPU next is told
     "an illegal memory access was encountered". Here that is the synchronisation. Raises RuntimeError, also without GPU.
