@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -24,6 +25,10 @@ constexpr double kLinkRatio = 1.5;
 constexpr double kDriftRatio = 1.1;
 constexpr double kRankLeastMs = 0.1;  // differences below these are nobody's trouble
 constexpr double kLinkLeastMs = 0.5;
+constexpr int kPastYoungest = 12;  // of the medians of kRecent samples: what has just become slow is no past yet
+constexpr int kPastMin = 32;       // ... and so many must be older
+constexpr double kForgets = 0.99;  // a medley that is over: half of it after some thousand samples
+constexpr double kWanders = 3.0;   // between slow and one more of those ups
 constexpr int64_t kRanksMax = 1 << 20;
 
 double lower_median(std::vector<double> values) {
@@ -56,6 +61,7 @@ struct PaceTable::Compared {
   double error = 0.0;  // of the difference
   double ratio_min = 1.0;
   double least = 0.0;
+  double wander = 0.0;  // more than what it went up and down before
   const RobustWindow* window = nullptr;
   int64_t confirm = kConfirm;
   bool is_known = false;     // false: too few samples for any answer
@@ -63,7 +69,7 @@ struct PaceTable::Compared {
 
   bool is_slow() const {
     const double more = now - usual;
-    return is_known && now > ratio_min * usual && more > kErrors * error && more > least;
+    return is_known && now > ratio_min * usual && more > kErrors * error && more > wander && more > least;
   }
   bool is_fine() const { return is_known && now < (1.0 + (ratio_min - 1.0) / 2.0) * usual; }
 };
@@ -110,10 +116,21 @@ void PaceTable::require_rank(int64_t rank) const {
   }
 }
 
+// How far the series went up and down before; infinite: that is not known yet.
+double PaceTable::wander_of(const Series& series) {
+  const bool is_known = series.past.size() >= kPastYoungest + kPastMin;
+  return is_known ? series.wander_ms : std::numeric_limits<double>::infinity();
+}
+
 void PaceTable::keep(Series* series, double ms, int64_t iteration) {
   if (!(ms >= 0.0) || ++series->num_seen <= kWarmUp) return;
   series->window.add(ms, iteration);
   const int64_t count = series->window.count();
+  if (count % kRecent == 0) {
+    series->past.add(series->window.median(kRecent));
+    const double range_ms = series->past.range(kPastYoungest);
+    series->wander_ms = std::max(range_ms, kForgets * series->wander_ms);
+  }
   if (count == kBaseline) {
     series->baseline_ms = series->window.median(kBaseline);
   } else if (count % RobustWindow::kSize == 0 && count > kBaseline) {
@@ -310,6 +327,8 @@ void PaceTable::look_at_links() {
     compared.now = now[index];
     compared.usual = series.baseline_ms * common;
     compared.error = std::sqrt(2.0) * error_of(series.window, kRecent, compared.now);
+    // Sister groups show what slows all of them; one that has none is its own measure.
+    if (sisters.empty()) compared.wander = kWanders * wander_of(series);
     compared.ratio_min = kLinkRatio;
     compared.least = kLinkLeastMs;
     compared.window = &series.window;
@@ -334,6 +353,7 @@ void PaceTable::look_at_drift(const Facts& facts) {
   compared.now = series.window.median(RobustWindow::kSize);
   compared.usual = series.baseline_ms;
   compared.error = std::sqrt(2.0) * error_of(series.window, RobustWindow::kSize, compared.now);
+  compared.wander = kWanders * wander_of(series);
   compared.ratio_min = kDriftRatio;
   compared.least = kRankLeastMs;
   compared.window = &series.window;

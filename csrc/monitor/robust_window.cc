@@ -46,6 +46,16 @@ double RobustWindow::noise(int newest) const {
   return kDeviation * median_of(differences, std::max(number, 0)) / std::sqrt(2.0);
 }
 
+double RobustWindow::range(int age) const {
+  double values[kSize];
+  const int number = std::max(size() - age, 0);
+  if (number == 0) return 0.0;
+  for (int index = 0; index < number; ++index) values[index] = at(index + age);
+  std::sort(values, values + number);
+  const int cut = number / 20;
+  return values[number - 1 - cut] - values[cut];
+}
+
 double RobustWindow::spread(int newest, double center) const {
   double distances[kSize];
   const int number = bounded(newest);

@@ -97,3 +97,36 @@ def test_a_straggler_is_named_at_a_look_however_rare_looks_are(between: int, ons
             named += [(iteration, kind, rank) for kind, rank, *_ in table.look()]
     assert {found[1:] for found in named} == {("rank", 1)}
     assert onset + 9 < named[0][0] <= onset + 12 + between
+
+
+def told_of(factors: np.ndarray, seed: int, *, quiet_links: bool = True) -> list[tuple[int, str, int]]:
+    """What is told of four ranks whose times all have these factors; (iteration, kind, index)."""
+    rng = np.random.default_rng(seed)
+    table = _core.PaceTable([0] * 4, [(2, [0, 1, 2, 3])], 1.05)
+    told: list[tuple[int, str, int]] = []
+    for iteration, factor in enumerate(factors):
+        own = 10.0 * factor * rng.lognormal(0.0, 0.1, 4)
+        alone = 2.0 if quiet_links else 2.0 * factor
+        for rank in range(4):
+            wait = own.max() - own[rank] + alone * rng.lognormal(0.0, 0.1)
+            table.add(rank, iteration, own[rank], [0.0, 0.0, wait, 0.0])
+        if iteration % 5 == 0:
+            told += [(iteration, kind, index) for kind, index, *_ in table.look()]
+    return told
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_other_work_that_comes_and_goes_is_no_drift(seed: int) -> None:
+    """On a machine with neighbours all ranks are slower for a minute, and as fast as before in the next."""
+    rng = np.random.default_rng(100 + seed)
+    loads = np.repeat(rng.uniform(1.0, 1.8, 400), rng.integers(20, 200, 400))[:20_000]
+    assert told_of(loads, seed, quiet_links=False) == []
+
+
+def test_a_drift_is_told_on_a_machine_with_neighbours_too() -> None:
+    rng = np.random.default_rng(7)
+    loads = np.repeat(rng.uniform(1.0, 1.05, 400), rng.integers(20, 200, 400))[:20_000]
+    creep = 1.0 + 0.4 * np.arange(20_000) / 20_000
+    told = told_of(loads * creep, 7)
+    assert {found[1:] for found in told} == {("drift", -1)}
+    assert told[0][0] > 4_000

@@ -100,7 +100,7 @@ def test_a_slow_link_is_named_by_its_ranks() -> None:
 
 def test_what_slows_everybody_is_a_drift() -> None:
     paced = Paced(Layout(dp=2, num_micro_batches=4), nodes=2, slots=1)
-    paced.run(80)
+    paced.run(750)
     paced.run(120, slow={0: 1.25, 1: 1.25})
     (incident,) = paced.told
     assert "all ranks compute 2" in incident.cause and "longer than they did" in incident.cause

@@ -10,7 +10,9 @@
 //   drift   the median rank 1.1 times slower than it was
 //
 // Each also has to lie six standard errors above what it is compared with, and to last; so noise delays a verdict and
-// does not make one. Fixed memory a rank and a link, whatever the number of iterations.
+// does not make one. Where something is compared with its own past, that includes how far it wandered before: a machine
+// whose other work comes and goes is slow for minutes, and nothing has become slow. Fixed memory a rank and a link,
+// whatever the number of iterations.
 #pragma once
 
 #include <array>
@@ -65,6 +67,8 @@ class PaceTable {
   };
   struct Series {
     RobustWindow window;
+    RobustWindow past;       // medians of every few samples
+    double wander_ms = 0.0;  // how far those went up and down
     int64_t num_seen = 0;
     double baseline_ms = 0.0;  // 0: not known yet
     Verdict verdict;
@@ -84,6 +88,7 @@ class PaceTable {
   struct Facts;
 
   void require_rank(int64_t rank) const;
+  static double wander_of(const Series& series);
   static void keep(Series* series, double ms, int64_t iteration);
   void settle(Verdict* verdict, const Compared& compared, int64_t count, SlowKind kind, int64_t subject) const;
   Facts facts(int age) const;

@@ -26,6 +26,8 @@ class RobustWindow {
   double max(int newest) const;
   // Standard deviation of one sample, from the differences of neighbours: a single step of the level does not show.
   double noise(int newest) const;
+  // From the fifth to the ninety-fifth of a hundred, of those with `age` newer ones or more.
+  double range(int age) const;
   // Standard deviation, from the distances to `center`.
   double spread(int newest, double center) const;
   // Label of the first sample of the run, up to now, of which three quarters are above `level`.
