@@ -20,6 +20,9 @@ FIRST, COUNT = int(os.environ["TRACE_FIRST"]), int(os.environ["TRACE_COUNT"])
 
 def trace(kind: Any) -> None:
     """Its train_step starts the profiler before iteration FIRST, and ends it behind the last."""
+    if hasattr(kind, "traced"):  # the script runs again in this process
+        return
+    kind.traced = True
     step, under_way = kind.train_step, []
 
     def traced(self: Any, iteration: int, *words: Any) -> Any:

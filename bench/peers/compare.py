@@ -84,7 +84,10 @@ def cells(arguments: argparse.Namespace) -> list[tuple[str, str, str]]:
         for setting in arguments.settings
         for fault in faults
         for name in arguments.systems
-        if setting in SYSTEMS[name].settings and SYSTEMS[name].has(fault) and (fault == "none" or setting != "plain")
+        if setting in SYSTEMS[name].settings
+        and not (ON_GPUS and setting == "spare")  # it would share a GPU
+        and SYSTEMS[name].has(fault)
+        and (fault == "none" or setting != "plain")
     ]
 
 

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,10 @@ class Recorder:
     def committed(self, iteration: int, world: int, loss: float, tokens: float) -> None:
         self.say("commit", iteration, world=world, loss=loss, tokens=tokens)
 
-    def compared(self, iteration: int, weights: np.ndarray) -> None:
+    def compared(self, iteration: int, weights: Callable[[], np.ndarray]) -> None:
         """Keeps the weights after the iteration that runs are compared at."""
         if iteration == COMPARED - 1:
-            np.save(self.folder / f"weights_{self.rank}.npy", weights)
+            np.save(self.folder / f"weights_{self.rank}.npy", weights())
 
     def told_end(self) -> float:
         """Iterations to train: without end until the driver has seen what it wants."""

@@ -59,7 +59,7 @@ borrow() {
   local from=()
   if [ -n "${PEERS_WHEELS:-}" ]; then from=(--no-index --find-links "$PEERS_WHEELS"); fi
   if [ -s "$folder/pins.txt" ]; then
-    "$PYTHON" -m pip install --quiet --no-deps "${from[@]}" --target "$site" -r "$folder/pins.txt"
+    "$PYTHON" -m pip install --quiet --no-deps "${from[@]}" --target "$site" -r "$folder/pins.txt" || return 1
   fi
   # shellcheck disable=SC2016
   printf '#!/bin/sh\nPYTHONPATH="%s${PYTHONPATH:+:$PYTHONPATH}" exec "%s" "$@"\n' "$site" "$PYTHON" >"$bin/python"
@@ -97,7 +97,9 @@ if [ "${1:-}" = --gpu ]; then
   shift
   export PEERS_MACHINE=gpu
   environments=$root/build/peers-gpu
-  for peer in torchrun torchft nvrx; do borrow "$peer"; done
+  for peer in $(needed "$@"); do
+    borrow "$peer" || echo "$peer cannot be set up: its cells are not measured" >&2
+  done
   export PYTHONPATH=$root/bench${PYTHONPATH:+:$PYTHONPATH}
   exec "$PYTHON" -m peers.compare "$@"
 fi

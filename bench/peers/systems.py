@@ -75,6 +75,7 @@ class System:
     serves_state: bool = False  # a replacement gets its state from a living rank
 
     def has(self, fault: str) -> bool:
+        """Is there what this fault strikes?"""
         if ON_GPUS and (self.name == "dlrover-run" or fault in NEEDS_THREE):
             return False
         needed = {"agent": self.agent, "coordinator": self.coordinator, "node": self.node, "source": self.serves_state}
@@ -155,6 +156,10 @@ def start_unicron(run: Run, setting: Setting) -> None:
 # ---------------------------------------------------------------- the table
 
 _SHORT = {"PEERS_TIMEOUT": "2"}  # seconds, of the gradients' collectives
+if ON_GPUS:
+    _SHORT |= {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}  # else the process waits for its own dump before it ends
+# NVRx ends NCCL's groups itself, and asks that the watchdog be slower than its own timeouts; gloo it cannot end.
+_IN_PROCESS = {"PEERS_TIMEOUT": "600", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"} if ON_GPUS else _SHORT
 
 TORCHRUN = System(
     "torchrun", "torch 2.13, all ranks restarted from a checkpoint", "torchrun",
@@ -193,15 +198,15 @@ IN_PROCESS = System(
     "nvrx-inprocess", "NVRx 0.6.0, in-process restart: the training function begins anew, same checkpoint", "nvrx",
     {
         "defaults": Setting(
-            environment={**_SHORT, "PEERS_SETTING": "defaults"},
+            environment={**_IN_PROCESS, "PEERS_SETTING": "defaults"},
             says="soft 60 s, hard 90 s; its abort does nothing on gloo, so gloo's timeout is short here as well",
         ),
         "tuned": Setting(
-            environment={**_SHORT, "PEERS_SETTING": "tuned"},
+            environment={**_IN_PROCESS, "PEERS_SETTING": "tuned"},
             says="monitors 0.1 s; soft 2, hard 3, heartbeat 4 s; last call 0.1, grace 0.5 s",
         ),
         "spare": Setting(
-            environment={**_SHORT, "PEERS_SETTING": "spare"}, says="as tuned, a fifth rank in reserve"
+            environment={**_IN_PROCESS, "PEERS_SETTING": "spare"}, says="as tuned, a fifth rank in reserve"
         ),
     },
     start_in_process, coordinator="rank0", node=SECOND_HALF,

@@ -41,7 +41,7 @@ def main() -> None:
         if writes and (iteration + 1) % job.CHECKPOINT_EVERY == 0:
             trainer.save(checkpoint, iteration + 1)
         recorder.committed(iteration, world, loss, tokens)
-        recorder.compared(iteration, work.weights(trainer.model))
+        recorder.compared(iteration, lambda: work.weights(trainer.model))
         beat()
         iteration += 1
     recorder.say("end", iteration)

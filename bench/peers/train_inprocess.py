@@ -65,6 +65,8 @@ def train(call_wrapper: inprocess.CallWrapper | None = None) -> None:
     )  # fmt: skip
     dist.init_process_group(job.BACKEND, store=store, rank=rank, world_size=world, timeout=seconds(TIMEOUT_S))
     checkpoint = RECORDER.folder / "checkpoint.pt"
+    if rank == 0 and not checkpoint.exists():
+        TRAINER.save(checkpoint, 0)  # whoever begins anew before the first one must not go on from what it trained
     iteration = TRAINER.restore(checkpoint)
     RECORDER.say("ready", iteration, generation=generation)
     while iteration < RECORDER.told_end():
@@ -78,7 +80,7 @@ def train(call_wrapper: inprocess.CallWrapper | None = None) -> None:
             with call_wrapper.atomic():
                 TRAINER.save(checkpoint, iteration + 1)
         RECORDER.committed(iteration, world, loss, tokens)
-        RECORDER.compared(iteration, work.weights(TRAINER.model))
+        RECORDER.compared(iteration, lambda: work.weights(TRAINER.model))
         iteration += 1
     RECORDER.say("end", iteration)
     dist.barrier()

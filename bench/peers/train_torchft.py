@@ -63,7 +63,7 @@ def main() -> None:
         tokens = float(trainer.flat[-1]) * manager.num_participants()  # torchft gives the mean
         loss = trainer.step()
         recorder.committed(iteration, manager.num_participants(), loss, tokens)
-        recorder.compared(iteration, work.weights(trainer.model))
+        recorder.compared(iteration, lambda: work.weights(trainer.model))
     recorder.say("end", manager.current_step())
     time.sleep(1.0)  # the others may still need this one's vote
     os._exit(0)

@@ -56,13 +56,14 @@ def main() -> None:
                 break
             metrics = session.train_step(iteration, forward_step, data)
             recorder.committed(iteration, session.layout.dp, metrics.loss, metrics.tokens)
-            recorder.compared(iteration, work.weights(model))
+            recorder.compared(iteration, lambda: work.weights(model))
         recorder.say("end")
 
 
 def prepared() -> work.Data:
     """On a GPU unicron itself warms an understudy up, and gives it one only then."""
     if job.ON_GPUS:
+        work.fix_order()
         return work.Data()
     warm = work.Trainer(0)
     warm.warm_up()

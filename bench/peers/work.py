@@ -54,11 +54,16 @@ def device(rank: int) -> torch.device:
     """Of a process; all are on one machine."""
     if not job.ON_GPUS:
         return torch.device("cpu")
+    fix_order()
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def fix_order() -> None:
+    """A GPU's sums in one and the same order, run after run."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     for has_fixed_order in (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.enable_mem_efficient_sdp):
         has_fixed_order(False)
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 class GPT(nn.Module):

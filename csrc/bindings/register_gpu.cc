@@ -16,7 +16,6 @@
 #include "state/exact_sum.h"
 #include "state/gpu_arena.h"
 #include "state/gpu_copy.h"
-#include "state/gpu_marks.h"
 #include "state/torch_allocator.h"
 
 namespace py = pybind11;
@@ -96,15 +95,6 @@ void register_arena(py::module_& module) {
       .def(py::init<int, uint64_t, int>(), py::arg("fd"), py::arg("nbytes"), py::arg("device"), ReleaseGil())
       .def_property_readonly("address", &GpuMapping::address)
       .def_property_readonly("nbytes", &GpuMapping::nbytes);
-}
-
-void register_marks(py::module_& module) {
-  py::class_<state::GpuMarks>(module, "GpuMarks", py::is_final())
-      .def(py::init<int, std::shared_ptr<state::ArenaHeader>>(), py::arg("device"), py::arg("header"), ReleaseGil())
-      .def(
-          "set_open_step",
-          [](state::GpuMarks& self, uintptr_t stream, int64_t value) { self.set_open_step(to_stream(stream), value); },
-          py::arg("stream"), py::arg("value"), ReleaseGil());
 }
 
 void register_digests(py::module_& module) {
@@ -255,7 +245,6 @@ void register_gpu(py::module_& module) {
   static_cast<void>(kept);
   register_facts(module);
   register_arena(module);
-  register_marks(module);
   register_digests(module);
   register_copier(module);
   register_exact_sums(module);

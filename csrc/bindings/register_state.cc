@@ -24,11 +24,10 @@ namespace {
 using state::ArenaFields;
 using state::ArenaHeader;
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
-using HeaderClass = py::class_<ArenaHeader, std::shared_ptr<ArenaHeader>>;
 
 // A property that is one word of the header page. `Value` is what Python sees (bool for a word that is 0 or 1).
 template <class Value, class Word>
-void def_field(HeaderClass& header, const char* name, std::atomic<Word> ArenaFields::* field) {
+void def_field(py::class_<ArenaHeader>& header, const char* name, std::atomic<Word> ArenaFields::* field) {
   header.def_property(
       name,
       [field](const ArenaHeader& self) -> Value {
@@ -44,7 +43,7 @@ void def_field(HeaderClass& header, const char* name, std::atomic<Word> ArenaFie
       });
 }
 
-void def_fields(HeaderClass& header) {
+void def_fields(py::class_<ArenaHeader>& header) {
   header.def_property_readonly("version", [](const ArenaHeader& self) { return self.fields().version.load(); });
   header.def_property_readonly("layout_digest", &ArenaHeader::layout_digest);
   header.def_property_readonly("nbytes", [](const ArenaHeader& self) { return self.fields().nbytes.load(); });
@@ -66,7 +65,7 @@ void def_fields(HeaderClass& header) {
 }
 
 void register_header(py::module_& module) {
-  HeaderClass header(module, "ArenaHeader", py::is_final());
+  py::class_<ArenaHeader> header(module, "ArenaHeader", py::is_final());
   header.def(py::init<int>(), py::arg("fd"))
       .def("format", &ArenaHeader::format, py::arg("layout_digest"), py::arg("nbytes"))
       .def("check", &ArenaHeader::check, py::arg("layout_digest"), py::arg("nbytes"));

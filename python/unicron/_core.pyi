@@ -382,15 +382,6 @@ def exact_sum_squares(parts: object, values: object, exponent: int) -> int:
 def exact_wide_value(parts: object, exponent: int) -> float:
     """The 128-bit sum divided by 2^exponent, rounded once."""
 
-class GpuMarks:
-    """Marks in an arena's header, set in the order of a stream: when what was begun there before is in memory.
-
-    The header's page is mapped for the device until the process ends. Raises UnicronError where that cannot be.
-    """
-
-    def __init__(self, device: int, header: ArenaHeader) -> None: ...
-    def set_open_step(self, stream: int, value: int) -> None: ...
-
 def gpu_exact_accumulate(
     device: int, sums: int, terms: int, count: int, bf16: bool, exponent: int, num_terms: int, flags: int, stream: int
 ) -> None:

@@ -81,33 +81,6 @@ def test_pieces_are_recorded_in_order() -> None:
     """)
 
 
-def test_a_mark_reaches_the_header_and_outlives_who_set_it() -> None:
-    run("""
-        import os
-        fd = _core.create_arena(4096)
-        header = _core.ArenaHeader(fd)
-        header.format("a", 4096)
-        marks = _core.GpuMarks(0, header)
-        marks.set_open_step(0, 7)
-        assert header.open_step == 7 and not header.torn and header.iteration == 0
-        del header
-        marks.set_open_step(0, 8)  # the page stays
-        assert _core.ArenaHeader(fd).open_step == 8
-    """)
-
-
-def test_marks_that_cannot_be_are_refused() -> None:
-    run("""
-        header = _core.ArenaHeader(_core.create_arena(4096))
-        try:
-            _core.GpuMarks(9, header)
-        except _core.UnicronError as error:
-            assert "no GPU 9" in str(error)
-        else:
-            raise AssertionError("no error")
-    """)
-
-
 def test_an_heir_finds_what_its_predecessor_wrote() -> None:
     """The predecessor's memory comes under the heir's slabs; the heir's addresses stay."""
     run(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from unicron.messages import ChangeLayout, MoveRoles, PublishEpoch, encode
+from unicron.messages import ChangeLayout, LayoutReady, MoveRoles, PublishEpoch, encode
 from unicron.training.link import WorkerLink
 from unicron.types import EpochPlan, Layout, Member, PlanKind
 
@@ -36,7 +36,7 @@ def test_the_plan_that_an_announcement_starts_from_does_not_call_it_off(kind: ty
     in force, which the joiner had never heard of, and the announcement was dropped: the state that the leaver sent met
     nobody, and all held until the bound of the move, 120 s."""
     link = object.__new__(WorkerLink)
-    link.plan, link.change, link.move, link.told_to_hold = None, None, None, False
+    link.plan, link.change, link.move, link.told_to_hold, link.refuses_layouts = None, None, None, False, ""
     order = kind("t", plan_of(2), plan_of(3), "n1 is drained")
 
     def is_known() -> bool:
@@ -48,3 +48,13 @@ def test_the_plan_that_an_announcement_starts_from_does_not_call_it_off(kind: ty
     assert link.plan == plan_of(2) and is_known()
     link._take(encode(PublishEpoch(plan_of(3))))
     assert link.plan == plan_of(3) and not is_known()
+
+
+def test_a_worker_that_cannot_change_its_layout_says_so_and_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = object.__new__(WorkerLink)
+    link.worker, link.plan, link.change, link.refuses_layouts = "n0.w1", None, None, "not on a GPU"
+    said: list[object] = []
+    monkeypatch.setattr(link, "send", said.append)
+    link._take(encode(ChangeLayout("t", plan_of(2), plan_of(3), "asked for")))
+    assert link.change is None
+    assert said == [LayoutReady("n0.w1", -1, 3, 0, error="not on a GPU")]

@@ -22,6 +22,7 @@ from typing import Any
 
 from msgspec import structs
 
+from unicron import _core
 from unicron.demo import compare, runner
 from unicron.demo.progress import Progress
 from unicron.demo.scenarios import Act, Expect, Fault, Scenario
@@ -40,12 +41,13 @@ BACK_AFTER = 3  # iterations, or more, until a lost node comes back
 RETURN_S = 2.0  # ... where training waits for it
 
 
-def history(layout: Layout, seed: int) -> Scenario:
+def history(layout: Layout, seed: int, *, may_move: bool = True) -> Scenario:
     """What happens in it. Plain optimizer: nodes are lost too, once in a while all but one; that one does not fail in
-    its step: it would be the last copy and has nothing to undo it with (a checkpoint would be needed)."""
+    its step: it would be the last copy and has nothing to undo it with (a checkpoint would be needed). may_move: the
+    layout can change while it runs (not on GPUs)."""
     stream = random.Random(f"{seed} {layout}")
     if layout.sharded:
-        return _sharded_history(layout, seed, stream)
+        return _sharded_history(layout, seed, stream, may_move)
     nodes_lost = stream.choice((0, 0, 1, 1, 2, layout.dp - 1))
     lost = stream.sample(range(layout.dp), min(nodes_lost, layout.dp - 1))
     faults, acts = [], []
@@ -62,7 +64,7 @@ def history(layout: Layout, seed: int) -> Scenario:
     return _scenario(layout, seed, faults, acts)
 
 
-def _sharded_history(layout: Layout, seed: int, stream: random.Random) -> Scenario:
+def _sharded_history(layout: Layout, seed: int, stream: random.Random, may_move: bool) -> Scenario:
     """Shards do not shrink, so a lost node comes back (where buddies keep copies), and the task is made narrower and
     wide again by order. There are faults before, while it is narrow, and after, and sometimes in a move itself."""
     faults: list[Fault] = []
@@ -76,15 +78,14 @@ def _sharded_history(layout: Layout, seed: int, stream: random.Random) -> Scenar
     others = [rank for rank in range(layout.world_size) if layout.replica_of(rank) != lost]
     for rank in stream.sample(others, min(len(others), stream.randrange(1, 4))):
         faults.append(_fault(stream, rank, SHARDED_POINTS, FIRST, LAST))
-    if not layout.buddy and layout.dp > 1 and stream.random() < 0.6:
+    if may_move and not layout.buddy and layout.dp > 1 and stream.random() < 0.6:
         narrow = structs.replace(layout, dp=stream.randrange(1, layout.dp // 2 + 1))
         layouts = (layout, narrow)
-        acts += [Act("reshape", NARROW_AT, dp=narrow.dp), Act("reshape", WIDE_AT, dp=layout.dp)]
-        if stream.random() < 0.25:
-            faults.append(Fault(0, "kill", -1, "layout", 1))
+        in_it = Fault(0, "kill", -1, "layout", 1) if stream.random() < 0.25 else None
+        acts += [Act("reshape", NARROW_AT, dp=narrow.dp, fault=in_it), Act("reshape", WIDE_AT, dp=layout.dp)]
         if stream.random() < 0.7:
             faults.append(_fault(stream, stream.randrange(narrow.world_size), SHARDED_POINTS[:-2], *WHILE_NARROW))
-    if stream.random() < 0.5:
+    elif stream.random() < 0.7:
         faults.append(_fault(stream, stream.randrange(layout.world_size), SHARDED_POINTS[:-2], *AT_LAST))
     faults.sort(key=lambda fault: fault.iteration)
     return replace(_scenario(layout, seed, faults, acts), layouts=layouts)
@@ -102,7 +103,10 @@ def iterations_of(layout: Layout) -> int:
 
 def _scenario(layout: Layout, seed: int, faults: list[Fault], acts: list[Act]) -> Scenario:
     says = [f"{f.fault} of rank {f.rank} at {f.point} {f.iteration}" for f in faults]
-    says += [f"dp {act.dp} after {act.after}" for act in acts if act.dp]
+    says += [
+        f"dp {act.dp} after {act.after}" + (f" with a {act.fault.fault} of rank 0 in it" if act.fault else "")
+        for act in acts if act.dp
+    ]  # fmt: skip
     return Scenario(
         f"history-{seed}", ", ".join(says), Expect("healed"), tuple(faults),
         tuple(sorted(acts, key=lambda act: act.after)), iterations=iterations_of(layout), window=(),
@@ -155,6 +159,7 @@ def main() -> int:
     layout = runner.layout_of(*sizes, sharded=options.distributed or options.buddy, buddy=options.buddy, exact=True)
     optimizer = "distributed" if layout.sharded else "plain"
     optimizer += "-buddy" * options.buddy
+    may_move = _core.num_cuda_devices() == 0
     seeds = range(options.seed, options.seed + options.count)
     options.into.parent.mkdir(parents=True, exist_ok=True)
     folder, wrong, began = options.folder / f"{options.layout}-{optimizer}", 0, time.monotonic()
@@ -168,7 +173,7 @@ def main() -> int:
                     print(f"no more after {options.seconds:g} s")
                     break
                 ran += 1
-                result = judge(suite, history(layout, seed), layout, wanted)
+                result = judge(suite, history(layout, seed, may_move=may_move), layout, wanted)
                 wrong += not result["passed"]
                 print(f"{seed}: {'passed' if result['passed'] else result['reasons']}: {result['says']}", flush=True)
                 line = {"layout": options.layout, "optimizer": optimizer, "seed": seed, "reference": wanted, **result}

@@ -47,6 +47,7 @@ class Act:
     delay_s: float = 0.0
     replica: int = -1  # the node is this replica's present home
     dp: int = 0  # of a reshape: asked for until the task is so wide
+    fault: Fault | None = None  # armed with it: a pulse page holds one at a time
 
 
 @dataclass(frozen=True)

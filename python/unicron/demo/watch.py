@@ -24,6 +24,7 @@ TIMEOUT_PER_ITERATION_S = 2.0
 END_AHEAD_S = 3.0  # the last iteration is told so long before any rank reaches it
 SPREAD_AHEAD = 2  # iterations; a spread fault is armed when training is this close
 ARM_AHEAD = 20  # iterations; other faults are armed when training is this close: at once, in most runs
+LATE_AT_MOST = 12  # iterations that a node may live beyond the moment at which it is to be started again
 SPREAD_MISSED = 5  # iterations after its own; a spread fault that nobody saw by then was armed too late
 OVER = ("done", "stopped")
 
@@ -262,6 +263,8 @@ class Watch:
         if not self._acts or self.seen.iteration < self._acts[0].after:
             return
         act = self._acts[0]
+        if self._is_too_early(act):
+            return
         if self._act_due is None:
             self._act_due = time.monotonic() + act.delay_s
         if time.monotonic() < self._act_due:
@@ -272,6 +275,8 @@ class Watch:
         if act.dp:
             self._listener.happened(f"{words} to dp {act.dp}")
             self._dp = act.dp
+            if act.fault is not None:
+                self._arm(act.fault, act.fault.iteration)
             return
         doing: Callable[..., None] = getattr(self._cluster, act.do)
         if act.node >= 0 or act.replica >= 0:
@@ -286,6 +291,18 @@ class Watch:
             doing()
         if act.do.startswith("kill"):
             self.seen.marks.append((self.seen.iteration + 1, words))
+
+    def _is_too_early(self, act: Act) -> bool:
+        """Another change of the width is not done yet; or the node that is to come back still lives: what shall end it
+        waits for a recovery, maybe."""
+        if act.dp:
+            return bool(self._dp) and self.seen.view.get("layout", {}).get("dp") != self._dp
+        if act.do != "start_agent" or act.node < 0 or self.seen.iteration > act.after + LATE_AT_MOST:
+            return False
+        is_there = self._is_there(act.do, self._cluster.nodes[act.node])
+        if is_there:
+            self._act_due = None
+        return is_there
 
     def _home(self, replica: int) -> str:
         """The node of its first rank, the same as long as things are done to it."""

@@ -19,7 +19,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from unicron import _core
 from unicron.faults.kinds import FaultKind, FaultPoint
 from unicron.faults.perform import perform
 from unicron.healing import actions as do
@@ -75,8 +74,6 @@ class Engine:
         self.model, self.memory, self.groups = model, memory, groups
         self.gradients = ExactGradients(model, memory, layout) if layout.exact else Gradients(model, memory)
         self.ledger = Ledger(memory.fd)
-        on_gpu = memory.pool is not None and layout.has_only_copies
-        self._marks = _core.GpuMarks(memory.device.index, self.ledger.header) if on_gpu else None
         self.computation = compute.Computation(model, layout, memory.scalars)
         self.computation.randomness = Randomness(rank, layout)
         self.computation.forward_done = lambda m: self.maybe_fault(FaultPoint.FORWARD, m)
@@ -295,7 +292,7 @@ class Engine:
         self._pulse(Stage.STEP)
         self.ledger.begin_step(undoable=self.layout.has_only_copies)
         kind = self.link.pulse.take_fault(int(FaultPoint.STEP), action.commit.iteration, -1)
-        half_way = (lambda: self._fault_half_way(kind)) if kind else None
+        half_way = (lambda: self._fault(kind, FaultPoint.STEP)) if kind else None
         self.stepper.step(action.commit, self._mark_chunk, half_way=half_way)
         self._end_step(action.commit)
         tokens = max(action.commit.tokens, 1.0)
@@ -303,16 +300,10 @@ class Engine:
         self.account.committed(action.commit.iteration)
         return on.Done()
 
-    def _fault_half_way(self, kind: int) -> None:
-        self.memory.synchronize()  # a part of the parameters is written
-        self._fault(kind, FaultPoint.STEP)
-
     def _mark_chunk(self, mark: int) -> None:
         """What was begun before the mark is in memory when the mark is."""
-        if self._marks is None:
-            self.ledger.mark_chunk(mark)
-        else:
-            self.ledger.mark_chunk(mark, self._marks, gpu.present_stream(self.memory.device))
+        self.memory.synchronize()
+        self.ledger.mark_chunk(mark)
 
     def _end_step(self, commit: CommitResult) -> None:
         self.memory.synchronize()  # the next line says that it is done

@@ -24,6 +24,8 @@ ENVIRONMENT = {
 
 UNMAPPED = 256  # an address of the page that nobody maps
 
+NO_LAYOUTS = "layouts change in memory on CPUs only in this version"
+
 
 def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
@@ -61,11 +63,6 @@ def give_memory_back(device: int) -> None:
     if clear is not None:
         clear()
     torch.cuda.empty_cache()
-
-
-def present_stream(device: torch.device) -> int:
-    """Where this thread's work on the device goes."""
-    return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def access_illegally(device: torch.device) -> None:

@@ -69,12 +69,8 @@ class Ledger:
         self.header.open_step = 2 if undoable else 0
         self.header.torn = True
 
-    def mark_chunk(self, mark: int, marks: _core.GpuMarks | None = None, stream: int = 0) -> None:
-        """marks: set it in the order of that stream, else now."""
-        if marks is None:
-            self.header.open_step = 2 + mark
-        else:
-            marks.set_open_step(stream, 2 + mark)
+    def mark_chunk(self, mark: int) -> None:
+        self.header.open_step = 2 + mark
 
     def open_step(self) -> tuple[CommitResult, int] | None:
         """(the commit to step with, the last mark) of a predecessor that died in an undoable step."""

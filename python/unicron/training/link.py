@@ -15,6 +15,7 @@ from unicron.messages import (
     FinishUnderstudies,
     GpuGrant,
     GpuRequest,
+    LayoutReady,
     MoveRoles,
     PublishEpoch,
     SaveAndHold,
@@ -65,6 +66,7 @@ class WorkerLink:
         self.finished = False  # the task is done: an understudy leaves with exit code 0
         self.change: ChangeLayout | None = None  # told to take the state over into another layout; until a newer epoch
         self.move: MoveRoles | None = None  # told that roles go to other workers; until a newer epoch
+        self.refuses_layouts = ""  # why this worker cannot go over to another layout; "": it can
         self.told_to_hold = False  # the task gives up its slots: said in every commit until a newer epoch
 
     def send(self, message: Any) -> None:
@@ -93,7 +95,10 @@ class WorkerLink:
         elif isinstance(message, SaveAndHold):
             self.told_to_hold = True
         elif isinstance(message, ChangeLayout) and (self.plan is None or message.plan.epoch > self.plan.epoch):
-            self.change = message
+            if self.refuses_layouts:
+                self.send(LayoutReady(self.worker, -1, message.plan.epoch, 0, error=self.refuses_layouts))
+            else:
+                self.change = message
         elif isinstance(message, MoveRoles) and (self.plan is None or message.plan.epoch > self.plan.epoch):
             self.move = message
         return None

@@ -171,6 +171,7 @@ class Session:
 
     def _open_gpu(self, device: int) -> None:
         """What the script builds until manage() is born in this GPU's arena; an understudy's has no memory."""
+        self._link.refuses_layouts = gpu.NO_LAYOUTS
         self._pool = ArenaPool(device, own_memory=not self._is_waiting)
         self._birth = self._pool.born_here()
         self._birth.__enter__()
