@@ -35,6 +35,7 @@ class Fetch(msgspec.Struct, frozen=True):
     copy: bool = False  # the source's copy of the (one) target's shard, not its own state
     iteration: int = -1  # of the copy
     steps: bool = False  # the copy is one step behind: the gradient comes along, and the target does the step
+    side_by_side: bool = False  # each target has a source of its own choice; else one serves all, one after the other
 
 
 class WorldVerdict(msgspec.Struct, frozen=True):
@@ -240,11 +241,13 @@ def _num_segments(plan: EpochPlan, records: Sequence[Record], position: int) -> 
 
 def _fetches(plan: EpochPlan, records: Sequence[Record]) -> tuple[Fetch, ...]:
     fetches = []
+    side_by_side = all(record.side_by_side for record in records)
     for position in range(plan.layout.replica_size):
         here = [r for r in records if position_of(plan.layout, r.rank) == position]
         targets = tuple(r.rank for r in here if not r.has_state)
         if targets:
-            fetches.append(Fetch(position, min(r.rank for r in here if r.has_state), targets))
+            source = min(r.rank for r in here if r.has_state)
+            fetches.append(Fetch(position, source, targets, side_by_side=side_by_side))
     return tuple(fetches)
 
 

@@ -373,7 +373,7 @@ class Engine:
         self._pulse(Stage.HEAL, waiting=True)
         self.maybe_fault(FaultPoint.HEAL)
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
-        record = self.machine.record
+        record = msgspec.structs.replace(self.machine.record, side_by_side=True)
         if (ours := self.buddies) is not None:
             ours.abandon()
             record = msgspec.structs.replace(record, copies=ours.copies(), kept=ours.kept())
@@ -416,8 +416,8 @@ class Engine:
         if action.fetch.copy:
             return self._fetch_copy(action)
         position = position_of(self.layout, self.rank)
-        members = [rank for rank in action.plan.ranks if position_of(self.layout, rank) == position]
-        extra = self.transfer.run(action.fetch, members, self.stepper.extra_tensor(), self.ledger.begin_step)
+        nodes = {m.rank: m.node for m in action.plan.members if position_of(self.layout, m.rank) == position}
+        extra = self.transfer.run(action.fetch, nodes, self.stepper.extra_tensor(), self.ledger.begin_step)
         self._require_good(inside=False)
         for target, nbytes, ms in self.transfer.sent:
             self.account.transferred(action.plan, action.plan, self.rank, target, (nbytes, ms))

@@ -1,4 +1,7 @@
-"""State from a replica that has it to those without: digests first, then one source after the other until one is right.
+"""State from a replica that has it to those without: digests first, then one source after another until one is right.
+
+Each target is served by a source on its own node where there is one, else by whoever serves fewest: sources work side
+by side, and nothing crosses between nodes that need not.
 
 Every holder of a position's state has the same bits, so holders say the digest of theirs before anything is sent. Who
 differs from most of them has a memory that something wrote into: it is not a source, and it ends itself, so that its
@@ -11,7 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -46,19 +49,31 @@ def chosen_sources(digests: Sequence[tuple[Rank, int]]) -> tuple[list[Rank], lis
     return [rank for rank, digest in digests if digest == right], [rank for rank, digest in digests if digest != right]
 
 
+def source_lists(sources: Sequence[Rank], targets: Sequence[Rank], nodes: Mapping[Rank, str]) -> dict[Rank, list[Rank]]:
+    """For each target all sources, in the order in which it asks them. The same in every process."""
+    serves = Counter[Rank]()
+    found: dict[Rank, list[Rank]] = {}
+    for target in sorted(targets):
+        found[target] = sorted(sources, key=lambda rank: (nodes[rank] != nodes[target], serves[rank], rank))
+        serves[found[target][0]] += 1
+    return found
+
+
 class StateTransfer:
     def __init__(self, rank: Rank, memory: StateMemory, groups: Groups) -> None:
         self.rank, self._memory, self._groups = rank, memory, groups
         self.spoil_next = False  # a fault: what is sent next is not what the digest says
         self.sent: list[tuple[Rank, int, float]] = []  # by this rank in the last run: (target, bytes, ms)
 
-    def run(self, fetch: Fetch, members: Sequence[Rank], extra: torch.Tensor, tear: Callable[[], None]) -> bytes | None:
+    def run(
+        self, fetch: Fetch, nodes: Mapping[Rank, str], extra: torch.Tensor, tear: Callable[[], None]
+    ) -> bytes | None:
         """A target's python-side state, when its own is replaced; None for everybody else.
 
-        members: of this position. extra: the fixed-size python-side state, of a holder. tear: says in the arena that
-        its content is not whole. Raises StateDiffers, NoGoodSource, and what a broken group raises.
+        nodes: of the members of this position. extra: the fixed-size python-side state, of a holder. tear: says in the
+        arena that its content is not whole. Raises StateDiffers, NoGoodSource, and what a broken group raises.
         """
-        holders = [rank for rank in members if rank not in fetch.targets]
+        holders = sorted(rank for rank in nodes if rank not in fetch.targets)
         is_target = self.rank in fetch.targets
         self.sent = []
         digests = self._all_digests(0 if is_target else self.digest(extra))
@@ -68,31 +83,40 @@ class StateTransfer:
             raise StateDiffers(f"rank {self.rank}: the state is not that of ranks {sources}: it is not used any more")
         if is_target:
             tear()
-        for source in sources:
-            wanted = digests[self._groups.data_index(source)]
-            self._serve(source, fetch.targets, extra)
-            if self._all_say(not is_target or self.digest(extra) == wanted):
+        waiting = sorted(fetch.targets)
+        lists = source_lists(sources, waiting, nodes) if fetch.side_by_side else dict.fromkeys(waiting, sources)
+        for turn in range(len(sources)):
+            pairs = {target: lists[target][turn] for target in waiting}
+            self._serve(pairs, extra)
+            right = self.rank not in pairs or self.digest(extra) == digests[self._groups.data_index(pairs[self.rank])]
+            waiting = self._wrong(waiting, right) if fetch.side_by_side else waiting * (not self._all_say(right))
+            self.sent = [sent for sent in self.sent if sent[0] not in waiting]
+            if not waiting:
                 return bytes(extra.numpy().tobytes()) if is_target else None
-            self.sent = []
-            print(f"unicron: rank {self.rank}: what rank {source} sent is not what it has", file=sys.stderr)
+            if not right:
+                print(
+                    f"unicron: rank {self.rank}: what rank {pairs[self.rank]} sent is not what it has", file=sys.stderr
+                )
         if is_target:
             raise NoGoodSource(f"no transfer from ranks {sources} arrived as it was sent")
         return None
 
-    def _serve(self, source: Rank, targets: Sequence[Rank], extra: torch.Tensor) -> None:
+    def _serve(self, pairs: Mapping[Rank, Rank], extra: torch.Tensor) -> None:
+        """pairs: target -> source."""
         group = self._groups.data_group()
         pieces = [*self._memory.state_pieces(), extra]
-        if self.rank == source:
-            for target in targets:  # measured here: who is not the first waits for the others' turns, too
+        if self.rank in pairs.values():
+            # Measured here: who is not the first waits for the others' turns, too.
+            for target in sorted(target for target, source in pairs.items() if source == self.rank):
                 begun = time.monotonic()
                 for piece in pieces:
                     self._send(self._spoiled(piece), self._groups.data_index(target), group)
                 self._memory.synchronize()
                 nbytes = sum(piece.numel() * piece.element_size() for piece in pieces)
                 self.sent.append((target, nbytes, (time.monotonic() - begun) * 1000))
-        elif self.rank in targets:
+        elif self.rank in pairs:
             for piece in pieces:
-                self._receive(piece, self._groups.data_index(source), group)
+                self._receive(piece, self._groups.data_index(pairs[self.rank]), group)
 
     def _spoiled(self, piece: torch.Tensor) -> torch.Tensor:
         if not self.spoil_next:
@@ -103,12 +127,17 @@ class StateTransfer:
         return other
 
     def _all_digests(self, own: int) -> list[int]:
-        """By place in the group. As two words: torch has no unsigned sums."""
+        """Of whatever each says, by place in the group. As two words: torch has no unsigned sums."""
         group = self._groups.data_group()
         mine = torch.tensor([own & 0xFFFFFFFF, own >> 32], dtype=torch.int64, device=self._memory.device)
         found = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
         dist.all_gather(found, mine, group=group)
         return [int(low) | int(high) << 32 for low, high in (word.tolist() for word in found)]
+
+    def _wrong(self, targets: Sequence[Rank], right: bool) -> list[Rank]:
+        """Those to which what arrived was not what their source has."""
+        found = self._all_digests(int(right))
+        return [target for target in targets if not found[self._groups.data_index(target)]]
 
     def _all_say(self, ok: bool) -> bool:
         word = torch.tensor([int(ok)], dtype=torch.int64, device=self._memory.device)
