@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from unicron.training.compute import ParallelismRefused, PerTokenLossRequired, check_config
+from unicron.training.compute import ParallelismRefused, PerTokenLossRequired, check_config, check_ddp_config
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,10 @@ def test_two_stages_do_not_send_over_the_group_of_all_ranks() -> None:
 
 def test_sizes_of_one_are_welcome() -> None:
     check_config(SimpleNamespace(calculate_per_token_loss=True, context_parallel_size=1, expert_model_parallel_size=1))
+
+
+def test_shards_that_lie_elsewhere_are_refused_by_name() -> None:
+    for name, value in (("num_distributed_optimizer_instances", 2), ("use_megatron_fsdp", True)):
+        with pytest.raises(ParallelismRefused, match=name):
+            check_ddp_config(SimpleNamespace(**{name: value}))
+    check_ddp_config(SimpleNamespace(num_distributed_optimizer_instances=1, use_megatron_fsdp=False))

@@ -27,6 +27,7 @@ def main(
     optimizer: Annotated[str, typer.Option(help=" | ".join(OPTIMIZERS))] = "plain",
     overlap: Annotated[bool, typer.Option("--overlap", help="The script asks for overlapped communication.")] = False,
     bf16: Annotated[bool, typer.Option("--bf16", help="Parameters in bf16, main parameters in fp32.")] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", help="The same in fp16, with a loss scale that adapts.")] = False,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Where tp > 1.")] = False,
     dropout: Annotated[float, typer.Option(help="Of the model.", min=0.0, max=0.9)] = 0.0,
     virtual_pp: Annotated[int, typer.Option(help="Model chunks a rank; above 1 pp is interleaved.", min=1)] = 1,
@@ -57,17 +58,16 @@ def main(
     buddy = buddies_of(buddy, buddy_every)
     if buddy and optimizer != "distributed":
         raise Problem("--buddy copies shards of the distributed optimizer: add --optimizer distributed", 2)
-    names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=optimizer == "distributed"))
+    sharded = optimizer == "distributed"
+    names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=sharded))
     options = Options(
-        layout_of(
-            *_sizes(layout), sharded=optimizer == "distributed", exact=exact, buddy=buddy, buddy_every=buddy_every
-        ),
+        layout_of(*_sizes(layout), sharded=sharded, exact=exact, buddy=buddy, buddy_every=buddy_every),
         iterations,
         seed,
         Path(report),
         measure_unmanaged=unmanaged,
         keep=keep,
-        variant=Variant(overlap, bf16, sequence_parallel, dropout, virtual_pp),
+        variant=Variant(overlap, bf16, fp16, sequence_parallel, dropout, virtual_pp),
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)

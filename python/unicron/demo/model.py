@@ -41,6 +41,8 @@ LEARNING_RATE = 3e-3
 WARMUP_ITERATIONS = 5
 CLIP_GRAD = 1.0
 MODEL_SEED = 1234
+INITIAL_LOSS_SCALE = 2.0**18  # too large at first: some steps are left out, as in every run with fp16
+LOSS_SCALE_WINDOW = 6  # iterations without overflow after which it grows
 OVERLAP_BUCKET = 40_000  # parameters in a bucket: several of them
 
 
@@ -64,11 +66,15 @@ def build(layout: Layout, variant: Variant = PLAIN) -> tuple[Any, Any, Any]:
             use_distributed_optimizer=layout.sharded,
             overlap_param_gather=variant.overlap and layout.sharded,
             bf16=config.bf16,
+            fp16=config.fp16,
+            initial_loss_scale=INITIAL_LOSS_SCALE,
+            loss_scale_window=LOSS_SCALE_WINDOW,
             params_dtype=config.params_dtype,
         ),
         chunks,
         use_gloo_process_groups=False,
     )
+    config.grad_scale_func = optimizer.scale_loss if config.fp16 else None
     return chunks if interleaved else chunks[0], optimizer, build_scheduler(optimizer, layout)
 
 
@@ -98,7 +104,7 @@ def wrap(model: GPTModel, config: TransformerConfig, layout: Layout, variant: Va
     )
     if torch.cuda.is_available():
         model = model.cuda()
-    return DistributedDataParallel(config, ddp, Float16Module(config, model) if config.bf16 else model)
+    return DistributedDataParallel(config, ddp, Float16Module(config, model) if config.bf16 or config.fp16 else model)
 
 
 def make_deterministic() -> None:
@@ -110,7 +116,7 @@ def make_deterministic() -> None:
 
 def transformer_config(layout: Layout, variant: Variant = PLAIN) -> TransformerConfig:
     # A pipeline of gloo sends needs to know its dtype; the summed loss makes width irrelevant.
-    dtype = torch.bfloat16 if variant.bf16 else DTYPE
+    dtype = torch.bfloat16 if variant.bf16 else torch.float16 if variant.fp16 else DTYPE
     return TransformerConfig(
         num_layers=NUM_LAYERS,
         hidden_size=HIDDEN,
@@ -121,6 +127,7 @@ def transformer_config(layout: Layout, variant: Variant = PLAIN) -> TransformerC
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
+        fp16=dtype is torch.float16,
         deterministic_mode=torch.cuda.is_available(),
         sequence_parallel=variant.sequence_parallel and layout.tp > 1,
         attention_dropout=variant.dropout,

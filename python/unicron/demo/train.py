@@ -113,6 +113,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--digests", action="store_true", help="of gradient and state, every iteration")
     parser.add_argument("--overlap", action="store_true", help="ask Megatron to hide communication")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--fp16", action="store_true", help="with a loss scale that adapts")
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--virtual-pp", type=int, default=1, help="model chunks a rank: an interleaved pipeline")

@@ -10,6 +10,7 @@ from typing import Any
 class Variant:
     overlap: bool = False  # communication hidden behind computation, in many buckets
     bf16: bool = False  # parameters, with main parameters and gradients in fp32
+    fp16: bool = False  # the same, with a loss scale that adapts
     sequence_parallel: bool = False  # where tp > 1
     dropout: float = 0.0
     virtual_pp: int = 1  # model chunks a rank; above 1 the pipeline is interleaved

@@ -34,7 +34,8 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
 from unicron.training import checkpoint_parts as parts
-from unicron.training.memory import inner_optimizers
+from unicron.training import loss_scale
+from unicron.training.memory import inner_optimizers, optimizer_parts
 from unicron.training.scheduler import restore_scheduler
 from unicron.training.undoable_step import is_sharded
 
@@ -288,11 +289,26 @@ def load(path: str | Path, model: Any, optimizer: Any = None, scheduler: Any = N
     for name, module in modules(model).items():
         module.load_state_dict(loaded[name], strict=False)
     if optimizer is not None:
+        _complete(optimizer, loaded["optimizer"])
         optimizer.load_state_dict(loaded["optimizer"])
         _move_back(optimizer, before)
     if scheduler is not None and "opt_param_scheduler" in loaded:
         restore_scheduler(scheduler, loaded["opt_param_scheduler"])
     return {"iteration": int(loaded["iteration"]), "extra": loaded.get("unicron", {})}
+
+
+def _complete(optimizer: Any, loaded: dict[str, Any]) -> None:
+    """What Megatron's own loading does not do: read a step count of 0, which its saving leaves out (in fp16 every step
+    so far may have overflowed), and set a loss scale on a CPU."""
+    chained = optimizer_parts(optimizer)
+    states = [loaded] if len(chained) == 1 else [state for _, state in sorted(loaded.items())]
+    for part, state in zip(chained, states, strict=True):
+        if "grad_scaler" in state:
+            loss_scale.restore(part.grad_scaler, state.pop("grad_scaler"))
+        of_params = state.get("optimizer", state).get("state", {})
+        counts = [each for each in of_params.values() if isinstance(each, dict) and "exp_avg" in each]
+        if counts and "common_step" not in of_params and not any("step" in each for each in counts):
+            of_params["common_step"] = torch.tensor(0.0)
 
 
 def _states(optimizer: Any) -> dict[torch.Tensor, tuple[Any, dict[str, Any]]]:

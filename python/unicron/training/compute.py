@@ -57,6 +57,22 @@ def check_config(config: Any) -> None:
         )
 
 
+def check_ddp_config(ddp: Any) -> None:
+    """Refuse by name what puts state where unicron does not look for it."""
+    instances = getattr(ddp, "num_distributed_optimizer_instances", 1)
+    if instances > 1:
+        raise ParallelismRefused(
+            f"DistributedDataParallelConfig.num_distributed_optimizer_instances is {instances}: shards of several "
+            "instances cannot be healed in this version; set it to 1 (`unicron run --buddy` keeps copies of the shards)"
+        )
+    for name in ("use_megatron_fsdp", "use_custom_fsdp"):
+        if getattr(ddp, name, False):
+            raise ParallelismRefused(
+                f"DistributedDataParallelConfig.{name} is on: sharded parameters cannot be healed in this version; "
+                "leave it out, and use the distributed optimizer"
+            )
+
+
 def _check_pipeline(config: Any) -> None:
     """Of two stages, which are each other's both neighbours."""
     if getattr(config, "pipeline_model_parallel_size", 1) != 2:
@@ -83,6 +99,8 @@ class Computation:
         self.model, self.layout, self.scalars = model, layout, scalars
         self.config = get_model_config(model.first)
         check_config(self.config)
+        for chunk in model.chunks:
+            check_ddp_config(chunk.ddp_config)
         self.config.finalize_model_grads_func = self._finalize
         self._schedule = get_forward_backward_func
         self.extra_metrics: list[Any] = []

@@ -79,6 +79,7 @@ class Engine:
         self.computation.forward_done = lambda m: self.maybe_fault(FaultPoint.FORWARD, m)
         self.computation.backward_begins = self._backward_begins
         self.stepper = step.Stepper(optimizer, scheduler, layout, self.gradients)
+        self.stepper.loss_scale.require_use(self.computation.config)
         self.machine = HealingMachine(rank, layout, len(self.gradients.segments))
         self.transfer = StateTransfer(rank, memory, groups)
         self.buddies = Buddies(rank, layout, memory, groups) if layout.buddy else None
@@ -474,7 +475,7 @@ class Engine:
         self.ledger.begin_step()
         even_optimizer_steps(self.stepper.optimizer)
         iteration, own = self.load_checkpoint(action.path)
-        self.gradients.load_own(own)
+        self.stepper.load_own(own)
         self.ledger.set_branch(action.plan.epoch)
         if self.buddies is not None:
             self.buddies.forget()

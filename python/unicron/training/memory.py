@@ -32,6 +32,11 @@ def _pages(nbytes: int) -> int:
     return (nbytes + PAGE - 1) // PAGE * PAGE
 
 
+def optimizer_parts(optimizer: Any) -> list[Any]:
+    """Megatron's optimizers that this one is made of: itself, where it is not chained."""
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
 def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
     """The torch optimizers inside Megatron's wrappers (one, or several when chained)."""
     if hasattr(optimizer, "chained_optimizers"):

@@ -436,7 +436,7 @@ class Session:
         welcome = self._link.welcome
         state = (model, optimizer, scheduler)
         self._checkpoints = Saving(
-            welcome.checkpoint_dir, welcome.checkpoint_every, state, engine.gradients.own_state
+            welcome.checkpoint_dir, welcome.checkpoint_every, state, engine.stepper.own_state
         )  # fmt: skip
         engine.load_checkpoint = self._checkpoints.load
 

@@ -15,6 +15,7 @@ import torch
 
 from unicron.healing.record import CommitResult
 from unicron.training.gradients import Gradients
+from unicron.training.loss_scale import LossScale
 from unicron.training.memory import inner_optimizers
 from unicron.training.scheduler import advance_scheduler, restore_scheduler
 from unicron.training.undoable_step import UndoableStep, only, show_main_params
@@ -32,6 +33,7 @@ class Stepper:
         self.optimizer, self.scheduler = optimizer, scheduler
         self._undoable = UndoableStep(optimizer, gradients.memory.undo) if layout.has_only_copies else None
         self.layout, self.gradients = layout, gradients
+        self.loss_scale = LossScale(optimizer, exact=layout.exact)
         config = getattr(optimizer, "config", None)
         self.clip = float(getattr(config, "clip_grad", 0.0) or 0.0)
         self.grad_norm = 0.0
@@ -46,19 +48,22 @@ class Stepper:
     ) -> None:  # fmt: skip
         """mark, marked: see UndoableStep.run. half_way: a fault, called when a part of the parameters is written."""
         self.gradients.finish()
-        tokens = max(commit.tokens, 1.0)
-        self.grad_norm = math.sqrt(max(commit.sumsq, 0.0)) / tokens
+        divisor = max(commit.tokens, 1.0) * self.loss_scale.value
+        self.grad_norm = math.sqrt(max(commit.sumsq, 0.0)) / divisor
         if commit.found_inf:
             self.grad_norm = math.inf
             if half_way is not None:
                 half_way()
         else:
-            factor = 1.0 / tokens
+            factor = 1.0 / divisor
             if self.clip > 0.0 and self.grad_norm > self.clip:
                 factor *= self.clip / (self.grad_norm + 1e-6)
-            self._update(factor, mark, marked, half_way)
+            with self.loss_scale.put_aside():
+                self._update(factor, mark, marked, half_way)
         self.gradients.stepped(commit)
-        advance_scheduler(self.scheduler, self.layout)
+        self.loss_scale.stepped(bool(commit.found_inf))
+        if not (commit.found_inf and self.loss_scale):
+            advance_scheduler(self.scheduler, self.layout)
 
     def _update(
         self, factor: float, mark: Callable[[int], None], marked: int, half_way: Callable[[], None] | None
@@ -92,7 +97,7 @@ class Stepper:
                 k: v for k, v in self.scheduler.state_dict().items()
                 if isinstance(v, plain) or (isinstance(v, list) and all(isinstance(x, plain) for x in v))
             }  # fmt: skip
-        state.update(self.gradients.own_state())
+        state.update(self.own_state())
         data = msgspec.msgpack.encode(state)
         if len(data) > EXTRA_BYTES_MAX:
             raise ExtraStateTooLarge(f"scheduler state: {len(data)} bytes, the arena's header holds {EXTRA_BYTES_MAX}")
@@ -105,10 +110,21 @@ class Stepper:
         state = msgspec.msgpack.decode(data)
         if self.scheduler is not None and "scheduler" in state:
             restore_scheduler(self.scheduler, {**self.scheduler.state_dict(), **state["scheduler"]})
-        self.gradients.load_own(state)
+        self.load_own(state)
         groups = [g for o in inner_optimizers(self.optimizer) for g in o.param_groups]
         for group, lr in zip(groups, state["lr"], strict=True):
             group["lr"] = lr
+
+    def own_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside parameters, optimizer and schedule, as plain values."""
+        scales = {"loss_scale": self.loss_scale.state()} if self.loss_scale else {}
+        return {**self.gradients.own_state(), **scales}
+
+    def load_own(self, state: dict[str, Any]) -> None:
+        """state: as own_state() gave it, with whatever else."""
+        self.gradients.load_own(state)
+        if "loss_scale" in state:
+            self.loss_scale.load(state["loss_scale"])
 
     def extra_tensor(self) -> torch.Tensor:
         """extra_state padded to a fixed size, to be sent to a rank without state."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from unicron.training.memory import inner_optimizers
+from unicron.training.memory import inner_optimizers, optimizer_parts
 
 CHUNK_BYTES = 16 << 20  # of parameters; their optimizer state comes on top
 CHUNKS_MIN = 4  # about so many, of a small shard too: the undo area is what this costs in memory
@@ -28,8 +28,7 @@ def is_sharded(optimizer: Any) -> bool:
     """Whether this is Megatron's distributed optimizer, alone or chained."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    return any(isinstance(part, DistributedOptimizer) for part in parts)
+    return any(isinstance(part, DistributedOptimizer) for part in optimizer_parts(optimizer))
 
 
 def params_of(optimizer: Any) -> list[Param]:
@@ -93,7 +92,7 @@ def only(optimizer: Any, params: list[torch.Tensor]) -> Iterator[None]:
 
 def show_main_params(optimizer: Any) -> None:
     """The model's parameters become those of the optimizer: what Megatron does at the end of a step."""
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+    for part in optimizer_parts(optimizer):
         if hasattr(part, "_copy_main_params_to_model_params"):
             part._copy_main_params_to_model_params()
 

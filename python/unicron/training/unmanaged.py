@@ -92,8 +92,9 @@ class UnmanagedSession:
         share = layout.num_micro_batches // layout.dp
         first = layout.replica_of(self.rank) * share
         self._computation.run(iteration, range(first, first + share), forward_step, batches, lambda micro_batch: None)
-        _, grad_norm, _ = self._optimizer.step()
-        advance_scheduler(self._scheduler, layout)
+        stepped, grad_norm, _ = self._optimizer.step()
+        if stepped:  # else the loss scale was too large, and the next iteration has a smaller one
+            advance_scheduler(self._scheduler, layout)
         total = self._sums.clone()
         dist.all_reduce(total)
         # Every tp rank of a last stage counts the same tokens and loss.
