@@ -384,6 +384,7 @@ class Groups:
         self._sites.clear()
         self.world = None
         parallel_state.destroy_model_parallel()
+        end_stand_ins()
         forget_all_groups()
 
     def release_retired(self) -> None:

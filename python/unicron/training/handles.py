@@ -181,33 +181,34 @@ def _is_worth_it(value: Any) -> bool:
 
 def places(holder: Any) -> Iterator[Place]:
     """Every value that stands directly in this object, and how another one is put there."""
-    if isinstance(holder, dict):
+    kind: Any = type(holder)
+    if issubclass(kind, dict):
         for key, value in holder.items():
             yield operator.setitem, holder, key, value
-            if isinstance(key, (tuple, StandIn)):
+            if issubclass(type(key), (tuple, StandIn)):
                 yield _Member.put, _Member(holder, key), ("key", id(key)), key
-    elif isinstance(holder, (list, deque)):
+    elif issubclass(kind, (list, deque)):
         for index, value in enumerate(holder):
             yield operator.setitem, holder, index, value
-    elif isinstance(holder, set):
+    elif issubclass(kind, set):
         for value in holder:
             yield _Member.put, _Member(holder, value), id(value), value
-    elif isinstance(holder, types.CellType):
+    elif issubclass(kind, types.CellType):
         try:
             yield _put_in_cell, holder, None, holder.cell_contents
         except ValueError:
             return  # empty
-    elif isinstance(holder, functools.partial):
+    elif issubclass(kind, functools.partial):
         for name in ("func", "args", "keywords"):
             yield _put_in_partial, holder, name, getattr(holder, name)
-    elif isinstance(holder, types.FunctionType):
+    elif issubclass(kind, types.FunctionType):
         for name in ("__defaults__", "__kwdefaults__", "__closure__"):
             yield setattr, holder, name, getattr(holder, name)
-    elif isinstance(holder, (property, staticmethod, classmethod)):
-        names = ("fget", "fset", "fdel") if isinstance(holder, property) else ("__func__",)
+    elif issubclass(kind, (property, staticmethod, classmethod)):
+        names = ("fget", "fset", "fdel") if issubclass(kind, property) else ("__func__",)
         for name in names:
             yield setattr, holder, name, getattr(holder, name)
-    elif isinstance(holder, type):
+    elif issubclass(kind, type):
         for name, value in [*vars(holder).items()]:
             if name not in ("__dict__", "__weakref__", "__doc__"):
                 yield setattr, holder, name, value
@@ -215,12 +216,15 @@ def places(holder: Any) -> Iterator[Place]:
     yield from _attributes(holder)
 
 
-def _attributes(holder: Any) -> Iterator[Place]:
+def _attributes_of(holder: Any) -> dict[str, Any]:
     try:
-        attributes = vars(holder)
+        return vars(holder)
     except TypeError:
-        attributes = {}
-    for name, value in attributes.items():
+        return {}
+
+
+def _attributes(holder: Any) -> Iterator[Place]:
+    for name, value in _attributes_of(holder).items():
         yield _put_in_vars, holder, name, value
     kind: Any = type(holder)
     for descriptor in _slots(kind):
@@ -252,7 +256,7 @@ class Walk:
         if id(holder) in self._seen:
             return
         self._seen[id(holder)] = holder
-        bases = holder.__bases__ if isinstance(holder, type) else (type(holder),)
+        bases = holder.__bases__ if issubclass(type(holder), type) else (type(holder),)
         self._stack += [kind for kind in bases if id(kind) not in self._seen and _is_class_open(kind)]
         for place in [*places(holder)]:
             self._take(place)
@@ -261,11 +265,12 @@ class Walk:
         """Is a stand-in there, or in a value there that cannot be changed?"""
         self.num_places += 1
         put, holder, key, value = place
-        if isinstance(value, StandIn):
+        kind = type(value)  # not isinstance(), which asks the object for its __class__
+        if kind is StandIn:
             return self._found(put, holder, key, value)
-        if isinstance(value, (tuple, frozenset)):
+        if issubclass(kind, (tuple, frozenset)):
             return self._take_frozen(place, value)
-        if isinstance(value, types.MethodType):
+        if kind is types.MethodType:
             return self._take_frozen(place, (value.__self__,))
         if id(value) not in self._seen and _is_worth_it(value):
             self._stack.append(value)
@@ -299,5 +304,5 @@ class Walk:
 
     def known(self) -> set[int]:
         """Ids of what was looked into; whatever of a stand-in stands there is a site, or cannot be one."""
-        of_objects = {id(each.__dict__) for each in self._seen.values() if hasattr(each, "__dict__")}
-        return {*self._seen, *of_objects, *(owner for owner, _ in self._counted)}
+        of_objects = [_attributes_of(each) for each in self._seen.values()]
+        return {*self._seen, *map(id, of_objects), *(owner for owner, _ in self._counted)}

@@ -96,7 +96,7 @@ def _globals_with_handles() -> list[Any]:
     return [
         vars(module) for name, module in modules
         if type(module) is types.ModuleType and not name.startswith("torch.")
-        and any(isinstance(value, StandIn) for value in [*vars(module).values()])
+        and any(type(value) is StandIn for value in [*vars(module).values()])
     ]  # fmt: skip
 
 
@@ -153,7 +153,8 @@ def _holders(targets: Set[int], walk: Walk, roots: Mapping[str, Any]) -> list[tu
     seen = {id(walk), id(vars(walk)), *map(id, vars(walk).values())}
     parents: dict[int, Any] = {}
     found: dict[int, Any] = {}
-    classes = [each for each in everything if isinstance(each, type)]  # before the dictionaries in them
+    # Before the dictionaries in them. (isinstance() would ask objects for their __class__, and some answer anything.)
+    classes = [each for each in everything if issubclass(type(each), type)]
     for start in (*named.values(), *classes, *everything):
         if id(start) in seen or type(start) in _CLOSED:
             continue
@@ -180,7 +181,7 @@ _CLOSED = {str, bytes, int, float, bool, type(None), types.CodeType, StandIn, *_
 
 
 def _referents(each: Any, seen: set[int]) -> list[Any]:
-    if not isinstance(each, type):
+    if not issubclass(type(each), type):
         return gc.get_referents(each)
     # A class's dictionary must not be written to but through the class.
     seen.update(id(part) for part in gc.get_referents(each) if type(part) is dict)

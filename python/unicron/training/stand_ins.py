@@ -66,7 +66,7 @@ def _guarded(name: str, backend_name: str) -> Any:
     return call
 
 
-for _name in (*COLLECTIVES, *POINT_TO_POINT):
+for _name in (*COLLECTIVES, *POINT_TO_POINT, "monitored_barrier"):
     setattr(StandIn, _name, _guarded(_name, BACKEND_NAMES.get(_name, _name)))
 
 
