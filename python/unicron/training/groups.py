@@ -89,7 +89,7 @@ class Groups:
         self._lists = sorted((r for r in lists if len(r) > 1), key=lambda r: (len(r), r))
         self._rank_lists = {
             name: list(value) for name, value in vars(parallel_state).items()
-            if name.endswith("_GLOBAL_RANKS") and isinstance(value, list)
+            if "_GLOBAL_RANKS" in name and isinstance(value, list)  # one ends in _WITH_CP
         }  # fmt: skip
 
     @property
