@@ -26,7 +26,7 @@ def dp() -> Any:
     return parallel_state.get_data_parallel_group()
 
 
-class MyGPT(GPTModel):
+class MyGPT(GPTModel):  # type: ignore[misc]
     """A class that is neither megatron's nor __main__'s."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -35,7 +35,7 @@ class MyGPT(GPTModel):
         self.mine = Mine()
 
 
-class Mine(torch.nn.Module):
+class Mine(torch.nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.group = tp()
@@ -141,7 +141,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 def with_attribute() -> torch.nn.Parameter:
     param = torch.nn.Parameter(torch.zeros(1))
-    param.group = dp()  # type: ignore[attr-defined]
+    param.group = dp()
     return param
 
 
@@ -149,5 +149,5 @@ def with_hook() -> torch.nn.Module:
     module = Mine()
     hook = closure()
     module.register_forward_hook(lambda *_: hook())
-    module.hook = lambda: next(iter(module._forward_hooks.values()))(0, 0, 0)  # type: ignore[assignment]
+    module.hook = lambda: next(iter(module._forward_hooks.values()))(0, 0, 0)
     return module
