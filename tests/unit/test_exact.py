@@ -25,7 +25,7 @@ def build(*, exact: bool) -> tuple[Any, Any, Any, Any]:
     import torch
 
     from unicron.training.arena_pool import ArenaPool
-    from unicron.training.groups import make_stand_ins
+    from unicron.training.stand_ins import make_stand_ins
     from unicron.types import Layout
 
     pool = ArenaPool(0, own_memory=True) if torch.cuda.is_available() else None  # tests/gpu/run.sh runs this, too

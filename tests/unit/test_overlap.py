@@ -14,8 +14,8 @@ def test_no_collective_starts_by_itself_once_it_is_managed() -> None:
 
 
 def train_once() -> None:
-    from unicron.training.groups import make_stand_ins
     from unicron.training.overlap import take_over
+    from unicron.training.stand_ins import make_stand_ins
     from unicron.types import Layout
 
     layout = Layout(dp=2, micro_batch=2, num_micro_batches=4, sharded=True)

@@ -17,8 +17,8 @@ def draw() -> None:
     import torch
     from megatron.core import tensor_parallel
 
-    from unicron.training.groups import make_stand_ins
     from unicron.training.randomness import Randomness
+    from unicron.training.stand_ins import make_stand_ins
     from unicron.types import Layout
 
     layout = Layout(tp=2, pp=2, dp=1, num_micro_batches=4)

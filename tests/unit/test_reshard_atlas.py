@@ -15,12 +15,12 @@ from unicron.demo import model as demo
 from unicron.demo.variant import Variant
 from unicron.training import megatron_cpu
 from unicron.training.chunks import Chunks
-from unicron.training.groups import drop_stand_ins, make_stand_ins
 from unicron.training.memory import StateMemory
 from unicron.training.reshard.atlas import atlas_of
 from unicron.training.reshard.boxes import Box, Piece
 from unicron.training.reshard.move import own_digests, total, view_of
 from unicron.training.reshard.plan import Place, common_shapes, plan_moves
+from unicron.training.stand_ins import drop_stand_ins, make_stand_ins
 from unicron.types import Layout
 
 # The search for views of the state looks at every living object, among them a deprecated one of torch's.

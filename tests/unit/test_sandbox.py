@@ -19,9 +19,9 @@ def _warm_up_all_roles() -> None:
     from unicron.demo import model as demo
     from unicron.training.chunks import Chunks
     from unicron.training.data import ByteCorpus, ByteDataset
-    from unicron.training.groups import drop_stand_ins, make_stand_ins
     from unicron.training.memory import StateMemory
     from unicron.training.sandbox import Sandbox
+    from unicron.training.stand_ins import drop_stand_ins, make_stand_ins
     from unicron.types import Layout
 
     empty = torch.empty

@@ -1,9 +1,10 @@
 """Process groups by epoch in the living process: stand-ins at first, real ones by difference.
 
-Every worker builds its model over stand-in groups (torch's fake backend): no peers are needed, so a member, an
-understudy and a joiner are built alike. All handles to those groups (parallel_state's globals, modules, DDP buffers,
-optimizer) are found once, and rebound whenever a group is made for an epoch. Groups with the same members share one
-gloo group (18 groups are 5 member lists: MECHANICS 3.4).
+Every worker builds its model over stand-in groups (stand_ins.py): no peers are needed, so a member, an understudy and a
+joiner are built alike. All handles to those groups (parallel_state's globals, modules, DDP buffers, optimizer, what a
+script keeps) are found once (handles.py), and rebound whenever a group is made for an epoch; one that is missed is
+refused by name (missed_handles.py). Groups with the same members share one gloo group (18 groups are 5 member lists:
+MECHANICS 3.4).
 
 The sockets of a group are those that appear while it is made; the native monitor is told them, because nothing in
 PyTorch frees a rank that is blocked in a gloo collective (MECHANICS 3.2) and shutting its sockets does, except where
@@ -14,21 +15,22 @@ Private API of torch.distributed is used and pinned by tests: _world, _update_de
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from unicron import _core
 from unicron.training.gloo_device import make_device
+from unicron.training.handles import Site
+from unicron.training.missed_handles import find_handles
 from unicron.training.nccl_groups import NcclGroups
 from unicron.training.pair import GlooPair, NcclPair
+from unicron.training.registries import forget_all_groups, forget_group
+from unicron.training.stand_ins import Ranks, end_stand_ins
 from unicron.training.watched_group import (
     COLLECTIVE_TIMEOUT,
     CONNECT_TIMEOUT,
@@ -39,7 +41,6 @@ from unicron.training.watched_group import (
 )
 from unicron.types import EpochPlan, Layout, Rank
 
-Ranks = tuple[Rank, ...]
 Connected = tuple[Any, Any]  # a gloo group with (descriptor, inode) of its sockets; an NCCL group with its backend
 How = tuple[Helpers, Check]  # who waits for it, and what ends the wait
 CLOSE_S_MAX = 5.0
@@ -49,80 +50,13 @@ class GroupInterrupted(RuntimeError):
     """A newer epoch was announced, or a member died, while groups were being made."""
 
 
-def make_stand_ins(rank: Rank, layout: Layout) -> None:
-    """torch.distributed and megatron's parallel_state for this rank, without peers."""
-    from megatron.core import parallel_state
-
-    dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        context_parallel_size=layout.cp,
-        create_gloo_process_groups=False,
-    )
-
-
-def drop_stand_ins() -> None:
-    """Undo make_stand_ins, for a worker that is to be built again for another role."""
-    from megatron.core import parallel_state
-
-    parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
-
-
-class _Site:
-    """One place that holds a group handle. `ranks` are its members when every replica is alive."""
-
-    __slots__ = ("container", "key", "ranks")
-
-    def __init__(self, container: Any, key: Any, ranks: Ranks) -> None:
-        self.container, self.key, self.ranks = container, key, ranks
-
-    def bind(self, group: dist.ProcessGroup) -> None:
-        if isinstance(self.container, (dict, list)):
-            self.container[self.key] = group
-        else:
-            object.__setattr__(self.container, self.key, group)
-
-
-def find_sites(roots: Iterable[Any]) -> list[_Site]:
-    """Every attribute, list entry and dict value reachable from roots that is a process group."""
-    sites: list[_Site] = []
-    seen: set[int] = set()
-    stack = list(roots)
-    while stack:
-        holder = stack.pop()
-        if id(holder) in seen:
-            continue
-        seen.add(id(holder))
-        for container, key, value in _entries(holder):
-            if isinstance(value, dist.ProcessGroup):
-                sites.append(_Site(container, key, tuple(dist.get_process_group_ranks(value))))
-            elif not isinstance(value, (torch.Tensor, str, bytes, int, float, bool, type(None), type)):
-                stack.append(value)
-    return sites
-
-
-def _entries(holder: Any) -> Iterable[tuple[Any, Any, Any]]:
-    if isinstance(holder, dict):
-        return [(holder, k, v) for k, v in holder.items()]
-    if isinstance(holder, list):
-        return [(holder, i, v) for i, v in enumerate(holder)]
-    if isinstance(holder, (tuple, set, frozenset)):
-        return [(None, None, v) for v in holder if not isinstance(v, dist.ProcessGroup)]
-    module = type(holder).__module__
-    if hasattr(holder, "__dict__") and module.startswith(("megatron", "torch.nn", "torch.optim", "__main__")):
-        return [(holder, k, v) for k, v in vars(holder).items()]
-    return []
-
-
 class Groups:
     """This rank's process groups. register: see _core.WorkerMonitor.register_group / forget_group."""
 
     def __init__(self, rank: Rank, layout: Layout, monitor: Any, pulse: Any, gpu: int | None = None) -> None:
         """gpu: this worker's; None: it trains on a CPU."""
         self.rank, self.layout, self._monitor, self._pulse = rank, layout, monitor, pulse
-        self._sites: list[_Site] = []
+        self._sites: list[Site] = []
         self._lists: list[Ranks] = []  # distinct member lists of two or more at full width that hold this rank
         self._live: dict[Ranks, dist.ProcessGroup] = {}  # by member list at full width
         self._ids: dict[Ranks, int] = {}
@@ -143,11 +77,11 @@ class Groups:
 
     # -------------------------------------------------------------- once
 
-    def adopt_handles(self, roots: Sequence[Any]) -> None:
-        """Find all handles and the member lists behind them."""
+    def adopt_handles(self, roots: Mapping[str, Any]) -> None:
+        """Find all handles and the member lists behind them. roots: what holds them, by name. Raises MissedHandle."""
         from megatron.core import parallel_state
 
-        self._sites = find_sites([vars(parallel_state), *roots])
+        self._sites = find_handles({"parallel_state": vars(parallel_state), **roots})
         lists = {site.ranks for site in self._sites if self.rank in site.ranks}
         every = tuple(range(self.layout.world_size))
         replica = self.layout.replica_ranks(self.layout.replica_of(self.rank))
@@ -155,7 +89,7 @@ class Groups:
         self._lists = sorted((r for r in lists if len(r) > 1), key=lambda r: (len(r), r))
         self._rank_lists = {
             name: list(value) for name, value in vars(parallel_state).items()
-            if name.endswith("_GLOBAL_RANKS") and isinstance(value, list)
+            if "_GLOBAL_RANKS" in name and isinstance(value, list)  # one ends in _WITH_CP
         }  # fmt: skip
 
     @property
@@ -171,6 +105,9 @@ class Groups:
             if site.ranks == (self.rank,):
                 site.bind(alone)
         self._live[(self.rank,)], self._members[(self.rank,)] = alone, (self.rank,)
+        if self.layout.world_size == 1:
+            c10d._update_default_pg(alone)
+        end_stand_ins((self.rank,))
 
     def _gloo(self, store: dist.Store, index: int, size: int) -> Any:
         """All groups share one device, so one thread serves their connections, and a group costs no new thread of
@@ -230,7 +167,10 @@ class Groups:
 
     def rebuild_cross(self, plan: EpochPlan, store: Callable[[str], dist.Store]) -> int:
         """Every group that spans replicas, over the live ranks: keeping a healthy one deadlocks (MECHANICS 1.1)."""
-        return self._rebuild(plan, self.cross_lists, store)
+        made = self._rebuild(plan, self.cross_lists, store)
+        if all(full in self._live for full in self._lists):
+            end_stand_ins()  # also those that nothing holds but torch: it would find them by name
+        return made
 
     def kept(self) -> int:
         """Groups of two or more members inside my replica."""
@@ -263,6 +203,7 @@ class Groups:
         for site in self._sites:
             if site.ranks == full:
                 site.bind(group)
+        end_stand_ins(full)
 
     def _make_gloo(
         self, plan: EpochPlan, full: Ranks, members: Ranks, store: dist.Store, name: str, group_id: int
@@ -443,6 +384,7 @@ class Groups:
         self._sites.clear()
         self.world = None
         parallel_state.destroy_model_parallel()
+        end_stand_ins()
         forget_all_groups()
 
     def release_retired(self) -> None:
@@ -462,31 +404,3 @@ class Groups:
 
 #: Groups that lost an operation and whose Groups are gone: a destructor would wait for it.
 _never_destroyed: list[WatchedGroup] = []
-
-
-def forget_all_groups() -> None:
-    """torch as before init_process_group, without ending any group (destroy_process_group would)."""
-    world = c10d._world
-    c10d._update_default_pg(None)
-    for registry in (
-        world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag,
-        world.tags_to_pg, world.pg_coalesce_state,
-    ):  # fmt: skip
-        registry.clear()  # type: ignore[attr-defined]
-    c10d._unregister_all_process_groups()
-    world.group_count = 0
-
-
-def forget_group(group: dist.ProcessGroup) -> None:
-    """Take one group out of torch's registries. destroy_process_group(WORLD) would take all of them."""
-    world = c10d._world
-    for registry in (
-        world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag,
-        world.pg_coalesce_state,
-    ):  # fmt: skip
-        registry.pop(group, None)  # type: ignore[attr-defined]
-    for tagged in world.tags_to_pg.values():
-        if group in tagged:
-            tagged.remove(group)
-    with contextlib.suppress(RuntimeError):  # it may never have been registered by name
-        c10d._unregister_process_group(group.group_name)

@@ -43,7 +43,7 @@ from unicron.training.chunks import Chunks
 from unicron.training.engine import Engine, Left
 from unicron.training.exact import exact_counts
 from unicron.training.exceptions import describe
-from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
+from unicron.training.groups import Groups
 from unicron.training.link import WorkerLink
 from unicron.training.memory import StateMemory, force_optimizer_state
 from unicron.training.moving import Preparation, is_left_out
@@ -54,6 +54,7 @@ from unicron.training.reshard.change import Change, NewHome
 from unicron.training.reshard.former import Former
 from unicron.training.roles import RoleChanged
 from unicron.training.sandbox import Sandbox
+from unicron.training.stand_ins import drop_stand_ins, make_stand_ins
 from unicron.training.undoable_step import is_sharded, undo_bytes
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
 
@@ -207,7 +208,7 @@ class Session:
         if self.rehearses:
             self._sandbox = Sandbox(self.rank, self.layout, (model, optimizer, scheduler), memory)
             return
-        groups.adopt_handles([model.chunks, optimizer, model.config])
+        groups.adopt_handles({"model": model.chunks, "optimizer": optimizer, "scheduler": scheduler})
         former, _Process.former = _Process.former, None
         order = former.order if former else None
         plan = order.plan if order else self._take_role()

@@ -205,19 +205,24 @@ def _kind_of(name: str) -> type[_Collective]:
     return _Uncut if "reduce_scatter" in name else _Collective
 
 
-for _name in (
-    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "allgather_coalesced", "_allgather_base",
-    "allgather_into_tensor_coalesced", "gather", "scatter", "reduce_scatter", "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base", "barrier",
-):  # fmt: skip
-    if hasattr(dist.ProcessGroup, _name):
-        setattr(WatchedGroup, _name, _watched(_name, _kind_of(_name)))
-for _name, _backend_name in {  # torch >= 2.13 calls these by new names; the backends keep the old ones
+#: What a ProcessGroup does, under the names that this torch has. torch >= 2.13 calls some by new names; the backends
+#: keep the old ones.
+BACKEND_NAMES = {
     "all_gather_single": "_allgather_base", "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base", "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-}.items():  # fmt: skip
-    if hasattr(dist.ProcessGroup, _name):
-        setattr(WatchedGroup, _name, _watched(_name, _kind_of(_name), _backend_name))
-for _name in ("send", "recv", "recv_anysource"):
+}  # fmt: skip
+POINT_TO_POINT = ("send", "recv", "recv_anysource")
+COLLECTIVES = tuple(
+    name for name in (
+        "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "allgather_coalesced",
+        "_allgather_base", "allgather_into_tensor_coalesced", "gather", "scatter", "reduce_scatter",
+        "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base", "barrier",
+        *BACKEND_NAMES,
+    )
+    if hasattr(dist.ProcessGroup, name)
+)  # fmt: skip
+for _name in COLLECTIVES:
+    setattr(WatchedGroup, _name, _watched(_name, _kind_of(_name), BACKEND_NAMES.get(_name, "")))
+for _name in POINT_TO_POINT:
     setattr(WatchedGroup, _name, _watched(_name, _Uncut))
