@@ -7,11 +7,13 @@ script's own error and propagates.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from unicron import _core
-from unicron.faults.kinds import FaultKind, FaultPoint
+from unicron.faults.kinds import AFTER, BEFORE, INSIDE, FaultKind, FaultPoint
 from unicron.faults.perform import perform
 from unicron.healing import actions as do
 from unicron.healing import events as on
@@ -42,9 +44,10 @@ from unicron.training.randomness import Randomness
 from unicron.training.store import RendezvousStore
 from unicron.training.transfer import StateTransfer
 from unicron.training.watched_group import LostOperation
-from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
+from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage, WaitKind
 
 AWAIT_PLAN_MS_MAX = 120_000
+OTHERS_ARE_IN_S = 0.05  # how long who is to fail in an operation with others lets them go ahead
 COLLECTIVE_ERROR = re.compile(r"gloo|NCCL|Connection (closed|reset)|[Tt]imed out waiting|Broken pipe")
 
 
@@ -94,6 +97,8 @@ class Engine:
         self.last_iteration: float = math.inf  # after it nobody meets again
         self._clients: dict[str, StoreClient] = {}
         self._micro_batch = -1
+        self._recoveries: list[int] = []  # epochs met since the last undisturbed iteration
+        groups.at_operation = self._enter_operation
         self._handlers: dict[type[do.Action], Callable[[Any], on.AnyEvent]] = {
             do.Compute: self._compute, do.Tie: self._tie, do.Reduce: self._reduce, do.Commit: self._commit,
             do.Confirm: self._confirm, do.Step: self._step, do.Gather: self._gather, do.Settle: self._settle,
@@ -109,6 +114,7 @@ class Engine:
 
     def run(self, event: on.AnyEvent) -> do.Ready | do.EndIteration:
         if isinstance(event, on.IterationBegun):
+            self._recoveries.clear()
             self.maybe_fault(FaultPoint.IDLE)
         while True:
             for plan in self.link.new_plans():
@@ -183,6 +189,44 @@ class Engine:
             kind = FaultKind.KILL
         perform(kind, f"{point.name.lower()} of iteration {iteration}, micro-batch {micro_batch}")
 
+    def _enter(self, point: FaultPoint, number: int) -> Callable[[], None] | None:
+        """An operation with others is about to begin here. Returns what is to be called when it has begun, if there is
+        a fault for then.
+        """
+        kind = self.link.pulse.take_fault(int(point), self.machine.record.iteration, number)
+        if not kind:
+            return None
+        time.sleep(OTHERS_ARE_IN_S)
+        return functools.partial(self._fault, kind, point, number)
+
+    def _enter_passage(self, point: FaultPoint) -> Callable[[], None] | None:
+        before = self._enter(point, BEFORE)
+        if before is not None:
+            before()
+        return self._enter(point, INSIDE)
+
+    def _joint(self, point: FaultPoint, operation: Callable[[bool], Any]) -> None:
+        """operation(is_async) with others, a passage. It is begun and waited for apart only for a fault between."""
+        then = self._enter_passage(point)
+        work = operation(then is not None)
+        if then is not None:
+            then()
+            work.wait()
+        self.maybe_fault(point, AFTER)
+
+    def _enter_operation(self, kind: int, name: str) -> Callable[[], None] | None:
+        """What the schedule, the model's layers and the tie do with others."""
+        stage = self.machine.record.stage
+        if stage is Stage.TIE:
+            return self._enter(FaultPoint.TIE, INSIDE)
+        if stage is not Stage.COMPUTE:
+            return None
+        if name == "recv":
+            return self._enter_passage(FaultPoint.RECEIVE)
+        if name == "send":
+            return self._enter_passage(FaultPoint.SEND)
+        return self._enter_passage(FaultPoint.TENSOR) if kind == WaitKind.TP else None
+
     # ------------------------------------------------------------------ the undisturbed iteration
 
     def _compute(self, action: do.Compute) -> on.AnyEvent:
@@ -196,6 +240,8 @@ class Engine:
         def begin(micro_batch: int) -> None:
             self._pulse(Stage.COMPUTE, micro_batch)
             self.maybe_fault(FaultPoint.COMPUTE, micro_batch)
+            if self.machine.healing:
+                self.maybe_fault(FaultPoint.COMPUTE_AGAIN, micro_batch)
             self.account.forward_begins(action.iteration, micro_batch, micro_batch in begun)
             begun.add(micro_batch)
             self.ledger.set_begun(begun)
@@ -212,7 +258,7 @@ class Engine:
 
     def _tie(self, action: do.Tie) -> on.AnyEvent:
         self._pulse(Stage.TIE)
-        self.maybe_fault(FaultPoint.TIE)
+        self.maybe_fault(FaultPoint.TIE, BEFORE)
         if not action.extra:  # extra sums were tied before they were added to the whole ones
             self.gradients.tie(self.model, self.computation.config)
             self._require_good(inside=True)
@@ -226,19 +272,23 @@ class Engine:
         def before(segment: int) -> None:
             self._pulse(Stage.REDUCE, segment, waiting=True)
             self.maybe_fault(FaultPoint.REDUCE, segment)
+            if self.machine.healing:
+                self.maybe_fault(FaultPoint.REDUCE_AGAIN, segment)
 
         shared = tuple(map(self.groups.data_index, action.shared))
         group = self.groups.data_group()
         hooks = ReduceHooks(
             before, settle=self._require_result,
             half_copied=lambda segment: self.maybe_fault(FaultPoint.COPY, segment),
+            enter=lambda segment: self._enter(FaultPoint.REDUCING, segment),
+            complete=lambda segment: self.maybe_fault(FaultPoint.REDUCED, segment),
         )  # fmt: skip
         self.gradients.reduce(self.ledger, group, shared, hooks)
         return on.Done()
 
     def _commit(self, action: do.Commit) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)
-        self.maybe_fault(FaultPoint.COMMIT)
+        self.maybe_fault(FaultPoint.COMMIT, BEFORE)
         self.link.take_orders()
         plan = self.machine.plan
         assert plan is not None
@@ -260,7 +310,8 @@ class Engine:
             dtype=torch.float64, device=self.memory.device,
         )  # fmt: skip
         if len(plan.ranks) > 1:
-            dist.all_reduce(vector, group=self.groups.world)
+            world = self.groups.world
+            self._joint(FaultPoint.COMMIT, lambda is_async: dist.all_reduce(vector, group=world, async_op=is_async))
             self._require_good(inside=False)
         count, epochs, tokens, found_inf, loss, hold, *by_position = vector.tolist()
         if count != len(plan.ranks) or epochs != count * plan.epoch:
@@ -286,7 +337,9 @@ class Engine:
                 device=self.memory.device,
             )  # fmt: skip
         all_of_them = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(all_of_them, mine, group=group)
+        self._joint(
+            FaultPoint.CONFIRM, lambda is_async: dist.all_gather(all_of_them, mine, group=group, async_op=is_async)
+        )
         self._require_good(inside=True)
         seen = next((x.tolist() for x in all_of_them if x[0] > 0), None)
         return on.Confirmed(None if seen is None else CommitResult(int(seen[1]), *seen[2:]))
@@ -331,16 +384,21 @@ class Engine:
     def _gather(self, action: do.Gather) -> on.AnyEvent:
         """The parameters' shards, one of each replica, in place: who is interrupted does it again."""
         self._pulse(Stage.GATHER, waiting=True)
-        self.maybe_fault(FaultPoint.GATHER)
+        self.maybe_fault(FaultPoint.GATHER, 0)
         group = self.groups.data_group()
         if group is None:
             return on.Done()
         assert group.size() == self.layout.dp, "every shard has one holder, and all of them are here"
-        for buffer in self.model.buffers:
-            for bucket in buffer.buckets:
-                whole = bucket.param_data.view(-1)
-                own = whole.chunk(self.layout.dp)[self.layout.replica_of(self.rank)]
-                dist.all_gather_into_tensor(whole, own, group=group)
+        for number, bucket in enumerate(bucket for buffer in self.model.buffers for bucket in buffer.buckets):
+            if number:
+                self.maybe_fault(FaultPoint.GATHER, number)
+            then = self._enter(FaultPoint.GATHERING, number)
+            whole = bucket.param_data.view(-1)
+            own = whole.chunk(self.layout.dp)[self.layout.replica_of(self.rank)]
+            work = dist.all_gather_into_tensor(whole, own, group=group, async_op=then is not None)
+            if then is not None:
+                then()
+                work.wait()
         self._require_good(inside=False)  # before a copy begins to travel: nothing is to wait for that one here
         if self.buddies is not None:
             assert self.machine.plan is not None
@@ -351,7 +409,11 @@ class Engine:
     def _settle(self, action: do.Settle) -> on.AnyEvent:
         self._pulse(Stage.GATHER, waiting=True)
         ok = torch.tensor([1 if action.ok else 0], dtype=torch.int64, device=self.memory.device)
-        dist.all_reduce(ok, op=dist.ReduceOp.MIN, group=self.groups.replica_group())
+        group = self.groups.replica_group()
+        self._joint(
+            FaultPoint.SETTLE,
+            lambda is_async: dist.all_reduce(ok, op=dist.ReduceOp.MIN, group=group, async_op=is_async),
+        )
         self._require_good(inside=True)
         return on.Settled(bool(ok.item()))
 
@@ -380,7 +442,9 @@ class Engine:
 
     def _exchange(self, plan: EpochPlan, where: str, ranks: tuple[Rank, ...]) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
-        self.maybe_fault(FaultPoint.HEAL)
+        if plan.epoch not in self._recoveries:
+            self._recoveries.append(plan.epoch)
+        self.maybe_fault(FaultPoint.HEAL, len(self._recoveries) - 1)
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
         record = self.machine.record
         if (ours := self.buddies) is not None:
@@ -404,6 +468,7 @@ class Engine:
 
     def _rebuild_inside(self, action: do.RebuildInside) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
+        self.groups.at_making = lambda number: self.maybe_fault(FaultPoint.REBUILD_INSIDE, number)
         made = self.groups.rebuild_inside(action.plan, action.touched, self._store(action.plan))
         if action.plan.kind is PlanKind.START:
             compute.share_tied_weight(self.model)
@@ -414,6 +479,7 @@ class Engine:
 
     def _rebuild_cross(self, action: do.RebuildCross) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
+        self.groups.at_making = lambda number: self.maybe_fault(FaultPoint.REBUILD_CROSS, number)
         made = self.groups.rebuild_cross(action.plan, self._store(action.plan))
         self.account.groups_made(made)
         return on.Done()

@@ -403,6 +403,7 @@ class Session:
         self._next = iteration + 1
         self._look_at_move(engine)
         tokens = max(commit.tokens, 1.0)
+        engine.maybe_fault(FaultPoint.LOG)
         return Metrics(
             iteration, commit.loss_sum / tokens, engine.stepper.grad_norm, int(commit.tokens),
             bool(commit.found_inf),
@@ -423,6 +424,8 @@ class Session:
         pulse = self._link.pulse
         pulse.advance(int(Stage.EVALUATE), self._next or 0, -1, math.ceil(seconds * 1000))
         try:
+            if self._engine is not None:
+                self._engine.maybe_fault(FaultPoint.EVALUATE)
             yield
         finally:
             pulse.advance(int(Stage.IDLE), self._next or 0, -1)
