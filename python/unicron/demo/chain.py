@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unicron.demo import compare, results
-from unicron.demo.matrix_cases import CHECKPOINT_EVERY, Case, node_of
+from unicron.demo.matrix_cases import CHECKPOINT_EVERY, EVALUATE_EVERY, Case, node_of
 from unicron.demo.runner import Suite
 from unicron.demo.scenarios import Expect, Scenario
 from unicron.demo.watch import failures
@@ -69,6 +69,7 @@ class Chain:
             Expect("healed"),
             iterations=self._iterations,
             checkpoint_every=CHECKPOINT_EVERY,
+            evaluate_every=EVALUATE_EVERY,
             window=(),
             digests=True,
         )

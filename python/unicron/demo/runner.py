@@ -332,6 +332,7 @@ def _arguments(scenario: Scenario, folder: Path, extra: int, magnitudes: bool) -
     arguments += ["--gradients", ",".join(map(str, window))]
     arguments += ["--magnitudes"] if magnitudes else []
     arguments += ["--digests"] if scenario.digests else []
+    arguments += ["--evaluate-every", str(scenario.evaluate_every)] if scenario.evaluate_every else []
     if scenario.poison:
         arguments += ["--poison", ",".join(map(str, scenario.poison))]
     return arguments

@@ -31,7 +31,7 @@ class FaultPoint(enum.IntEnum):
     COMMIT = 5  # a passage: see BEFORE
     STEP = 6  # half of the parameters written
     IDLE = 7  # between iterations
-    HEAL = 8  # records are exchanged for a plan: the number armed is that of plans carried out before in this recovery
+    HEAL = 8  # records are exchanged for a plan: the number armed is that of epochs since its iteration began, less one
     GATHER = 9  # the step is done, other replicas' shards are still to come
     BACKWARD = 10  # a micro-batch's backward begins
     COPY = 11  # a segment's complete result is half copied over the local sum; armed as REDUCE

@@ -97,7 +97,7 @@ class Engine:
         self.last_iteration: float = math.inf  # after it nobody meets again
         self._clients: dict[str, StoreClient] = {}
         self._micro_batch = -1
-        self._recoveries: list[int] = []  # epochs met since the last undisturbed iteration
+        self._epoch_before = 0  # the one that stood when this iteration began
         groups.at_operation = self._enter_operation
         self._handlers: dict[type[do.Action], Callable[[Any], on.AnyEvent]] = {
             do.Compute: self._compute, do.Tie: self._tie, do.Reduce: self._reduce, do.Commit: self._commit,
@@ -114,7 +114,7 @@ class Engine:
 
     def run(self, event: on.AnyEvent) -> do.Ready | do.EndIteration:
         if isinstance(event, on.IterationBegun):
-            self._recoveries.clear()
+            self._epoch_before = self.machine.plan.epoch if self.machine.plan is not None else 0  # an heir met nobody
             self.maybe_fault(FaultPoint.IDLE)
         while True:
             for plan in self.link.new_plans():
@@ -442,9 +442,7 @@ class Engine:
 
     def _exchange(self, plan: EpochPlan, where: str, ranks: tuple[Rank, ...]) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
-        if plan.epoch not in self._recoveries:
-            self._recoveries.append(plan.epoch)
-        self.maybe_fault(FaultPoint.HEAL, len(self._recoveries) - 1)
+        self.maybe_fault(FaultPoint.HEAL, max(0, plan.epoch - self._epoch_before - 1))
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
         record = self.machine.record
         if (ours := self.buddies) is not None:
