@@ -20,7 +20,7 @@ SHRINK_ITERATIONS = 9
 NEVER = 1 << 30
 RETURN_S = 4.0  # after the last iteration but one before the fault is seen: the node is dead by then
 CHECKPOINT_EVERY = 7  # iterations; of rows whose cases include a save
-EVALUATE_EVERY = 2
+EVALUATE_EVERY = 1  # so that whatever a recovery ends with, the script has something to do with others next
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from unicron.faults.perform import perform
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.buddies import common_version
-from unicron.healing.machine import HealingMachine
+from unicron.healing.machine import HealingMachine, Phase
 from unicron.healing.record import CommitResult, decode_record, encode_record, hold_vote
 from unicron.healing.resolve import position_of
 from unicron.messages import CollectiveFailed, StateLost, cut
@@ -98,6 +98,8 @@ class Engine:
         self._clients: dict[str, StoreClient] = {}
         self._micro_batch = -1
         self._epoch_before = 0  # the one that stood when this iteration began
+        self.rolled_over = -1  # the newest iteration whose commit came from a record, not from the commit itself
+        self.refusal = ""  # why no operation with others may begin now
         groups.at_operation = self._enter_operation
         self._handlers: dict[type[do.Action], Callable[[Any], on.AnyEvent]] = {
             do.Compute: self._compute, do.Tie: self._tie, do.Reduce: self._reduce, do.Commit: self._commit,
@@ -146,7 +148,7 @@ class Engine:
             finally:
                 self.link.pulse.set_waiting(False)
 
-    def _require_good(self, *, inside: bool) -> None:
+    def require_good(self, *, inside: bool) -> None:
         """What was begun has ended, and its results are good; raises when a group that was used was ended meanwhile."""
         self.memory.synchronize()
         self.groups.require_whole(inside=inside)
@@ -215,7 +217,9 @@ class Engine:
         self.maybe_fault(point, AFTER)
 
     def _enter_operation(self, kind: int, name: str) -> Callable[[], None] | None:
-        """What the schedule, the model's layers and the tie do with others."""
+        """What the schedule, the model's layers, the tie and the script itself do with others."""
+        if self.refusal:
+            raise GroupInterrupted(self.refusal)
         stage = self.machine.record.stage
         if stage is Stage.TIE:
             return self._enter(FaultPoint.TIE, INSIDE)
@@ -252,7 +256,7 @@ class Engine:
         if aside is not None:
             self.gradients.tie(self.model, self.computation.config)
             self.gradients.put_back(aside, reduced)
-        self._require_good(inside=True)
+        self.require_good(inside=True)
         self.ledger.set_begun(self.machine.record.done)
         return on.Done()
 
@@ -261,7 +265,7 @@ class Engine:
         self.maybe_fault(FaultPoint.TIE, BEFORE)
         if not action.extra:  # extra sums were tied before they were added to the whole ones
             self.gradients.tie(self.model, self.computation.config)
-            self._require_good(inside=True)
+            self.require_good(inside=True)
         return on.Done()
 
     def _backward_begins(self, chunk: int, micro_batch: int) -> None:
@@ -312,7 +316,7 @@ class Engine:
         if len(plan.ranks) > 1:
             world = self.groups.world
             self._joint(FaultPoint.COMMIT, lambda is_async: dist.all_reduce(vector, group=world, async_op=is_async))
-            self._require_good(inside=False)
+            self.require_good(inside=False)
         count, epochs, tokens, found_inf, loss, hold, *by_position = vector.tolist()
         if count != len(plan.ranks) or epochs != count * plan.epoch:
             raise AssertionError(f"commit of epoch {plan.epoch}: {count} ranks, epochs sum to {epochs}")
@@ -340,12 +344,14 @@ class Engine:
         self._joint(
             FaultPoint.CONFIRM, lambda is_async: dist.all_gather(all_of_them, mine, group=group, async_op=is_async)
         )
-        self._require_good(inside=True)
+        self.require_good(inside=True)
         seen = next((x.tolist() for x in all_of_them if x[0] > 0), None)
         return on.Confirmed(None if seen is None else CommitResult(int(seen[1]), *seen[2:]))
 
     def _step(self, action: do.Step) -> on.AnyEvent:
         self._pulse(Stage.STEP)
+        if self.machine.phase is not Phase.STEP:
+            self.rolled_over = action.commit.iteration
         self.ledger.begin_step(undoable=self.layout.has_only_copies)
         kind = self.link.pulse.take_fault(int(FaultPoint.STEP), action.commit.iteration, -1)
         half_way = (lambda: self._fault_half_way(kind)) if kind else None
@@ -399,7 +405,7 @@ class Engine:
             if then is not None:
                 then()
                 work.wait()
-        self._require_good(inside=False)  # before a copy begins to travel: nothing is to wait for that one here
+        self.require_good(inside=False)  # before a copy begins to travel: nothing is to wait for that one here
         if self.buddies is not None:
             assert self.machine.plan is not None
             self.maybe_fault(FaultPoint.BUDDY)
@@ -414,7 +420,7 @@ class Engine:
             FaultPoint.SETTLE,
             lambda is_async: dist.all_reduce(ok, op=dist.ReduceOp.MIN, group=group, async_op=is_async),
         )
-        self._require_good(inside=True)
+        self.require_good(inside=True)
         return on.Settled(bool(ok.item()))
 
     # ------------------------------------------------------------------ healing
@@ -471,7 +477,7 @@ class Engine:
         if action.plan.kind is PlanKind.START:
             compute.share_tied_weight(self.model)
             self.stepper.optimizer.reload_model_params()  # main parameters were cloned before the copy had its values
-            self._require_good(inside=True)
+            self.require_good(inside=True)
         self.account.groups_made(made)
         return on.Done()
 
@@ -491,7 +497,7 @@ class Engine:
         position = position_of(self.layout, self.rank)
         members = [rank for rank in action.plan.ranks if position_of(self.layout, rank) == position]
         extra = self.transfer.run(action.fetch, members, self.stepper.extra_tensor(), self.ledger.begin_step)
-        self._require_good(inside=False)
+        self.require_good(inside=False)
         for target, nbytes, ms in self.transfer.sent:
             self.account.transferred(action.plan, action.plan, self.rank, target, (nbytes, ms))
         if extra is not None:

@@ -40,9 +40,10 @@ from unicron.training.boundary import (
 )
 from unicron.training.buddies import buddy_bytes
 from unicron.training.chunks import Chunks
-from unicron.training.engine import Engine, Left
+from unicron.training.engine import Engine, Left, is_collective_error
 from unicron.training.exact import exact_counts
 from unicron.training.exceptions import describe
+from unicron.training.expected import Expected
 from unicron.training.groups import Groups, drop_stand_ins, make_stand_ins
 from unicron.training.link import WorkerLink
 from unicron.training.memory import StateMemory, force_optimizer_state
@@ -414,20 +415,38 @@ class Session:
         self._callbacks.append(callback)
 
     @contextlib.contextmanager
-    def expect(self, what: str, seconds: float) -> Iterator[None]:
+    def expect(self, what: str, seconds: float) -> Iterator[Expected]:
         """The script is about to do something long: evaluation, export. Progress is judged by this bound meanwhile.
 
-        Raises ValueError unless seconds is above 0.
+        A collective of the script's own that breaks there, because another rank failed, is no error of the script: the
+        block is left, Expected.finished stays False, and the next train_step heals. (Without it every rank that shares
+        a group with the failed one would end, too, and be taken for broken.) Raises ValueError unless seconds is above
+        0.
         """
         if not seconds > 0:
             raise ValueError(f"expect({what!r}, seconds={seconds}): say how long it may take, above 0")
         pulse = self._link.pulse
         pulse.advance(int(Stage.EVALUATE), self._next or 0, -1, math.ceil(seconds * 1000))
+        engine, expected = self._engine, Expected(what)
         try:
-            if self._engine is not None:
-                self._engine.maybe_fault(FaultPoint.EVALUATE)
-            yield
+            if engine is not None:
+                engine.maybe_fault(FaultPoint.EVALUATE)
+                # Who learned of the commit from others stands in new groups already. An heir's script begins with the
+                # next iteration, so there nobody would answer, or training would, with other numbers.
+                if engine.rolled_over == (self._next or 0) - 1:
+                    engine.refusal = f"{what} is left out: a recovery ended iteration {engine.rolled_over}"
+            yield expected
+            if engine is not None:
+                engine.require_good(inside=False)  # on a GPU a collective that was ended returns like any other
+            expected.finished = True
+        except Exception as error:
+            if engine is None or self._reported or not is_collective_error(error):
+                raise
+            engine.groups.settle_broken()
+            print(f"unicron: {what} ends early in rank {self.rank}, somebody failed: {error}", file=sys.stderr)
         finally:
+            if engine is not None:
+                engine.refusal = ""
             pulse.advance(int(Stage.IDLE), self._next or 0, -1)
 
     # ------------------------------------------------------------------ checkpoints
