@@ -283,10 +283,9 @@ def over_recoveries(observed: Observed, name: str) -> int:
 
 def _ended(incident: dict[str, Any]) -> str:
     """When its recovery was over; nothing where that is not told."""
-    if incident.get("resume_ms") is None or not incident.get("timeline"):
+    if incident.get("resume_ms") is None or incident.get("opened_ms") is None:
         return ""
-    opened_ms, _ = incident["timeline"][0]
-    return f"ended at {opened_ms - (incident.get('detect_ms') or 0.0) + incident['resume_ms']:.1f} ms"
+    return f"ended at {incident['opened_ms'] - (incident.get('detect_ms') or 0.0) + incident['resume_ms']:.1f} ms"
 
 
 def early_loss_difference(run: Run, reference: Run) -> float:
