@@ -98,7 +98,7 @@ def test_after_a_recovery_that_ended_the_iteration_nothing_is_done_with_others_b
     setting = Setting(rolled_over=7)
     with setting.session.expect("evaluation", 1) as evaluation:
         setting.evaluate()
-    assert not evaluation.finished
+    assert not evaluation.finished and "a recovery ended iteration 7" in evaluation.left_out
     assert setting.evaluate() == 1.0, "the next iteration's collectives are training's"
     setting.session._next = 9
     with setting.session.expect("evaluation", 1) as evaluation:

@@ -13,3 +13,4 @@ class Expected:
 
     what: str
     finished: bool = False
+    left_out: str = ""  # why no operation with others may begin in the block; refused by name where groups are gloo's
