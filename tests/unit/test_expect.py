@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(60)
 class Setting:
     """A session whose engine has everything that a block meets: a pulse page and a group."""
 
-    def __init__(self, rolled_over: int = -1) -> None:
+    def __init__(self, rolled_over: int = -1, others_in: int = -1) -> None:
         self._pages = _core.create_pulse_pages(1)
         self.pulse = _core.PulsePage(self._pages, 0)
         self.settled = 0
@@ -36,7 +36,7 @@ class Setting:
         engine.machine = SimpleNamespace(record=SimpleNamespace(stage=Stage.IDLE, iteration=8))  # type: ignore[assignment]
         engine.memory = SimpleNamespace(synchronize=lambda: None)  # type: ignore[assignment]
         engine.groups = SimpleNamespace(require_whole=self._require_whole, settle_broken=self._settle)  # type: ignore[assignment]
-        engine.rolled_over, engine.refusal = rolled_over, ""
+        engine.rolled_over, engine.others_in, engine.refusal = rolled_over, others_in, ""
         self.is_whole = True
         session = self.session = object.__new__(Session)
         session.rank, session._engine, session._next, session._reported = 0, engine, 8, False
@@ -104,6 +104,20 @@ def test_after_a_recovery_that_ended_the_iteration_nothing_is_done_with_others_b
     with setting.session.expect("evaluation", 1) as evaluation:
         setting.evaluate()
     assert evaluation.finished
+
+
+def test_who_is_given_iterations_again_that_others_do_inside_of_one_train_step_does_nothing_with_them() -> None:
+    """Found with `unicron demo --scenario checkpoint` at 2,1,2 and an evaluation after every iteration: heirs evaluated
+    while the other ranks of their replicas trained, and gloo aborted three times over.
+    """
+    setting = Setting(others_in=8)
+    with setting.session.expect("evaluation", 1) as evaluation:
+        setting.evaluate()
+    assert not evaluation.finished and "other scripts are in iteration 8" in evaluation.left_out
+    setting.session._next = 9
+    with setting.session.expect("evaluation", 1) as evaluation:
+        setting.evaluate()
+    assert evaluation.finished and not evaluation.left_out
 
 
 def test_a_fault_is_met_when_the_block_begins() -> None:

@@ -99,6 +99,7 @@ class Engine:
         self._micro_batch = -1
         self._epoch_before = 0  # the one that stood when this iteration began
         self.rolled_over = -1  # the newest iteration whose commit came from a record, not from the commit itself
+        self.others_in = -1  # the newest iteration in which a script was when records were exchanged
         self.refusal = ""  # why no operation with others may begin now
         groups.at_operation = self._enter_operation
         self._handlers: dict[type[do.Action], Callable[[Any], on.AnyEvent]] = {
@@ -450,14 +451,28 @@ class Engine:
         self._pulse(Stage.HEAL, waiting=True)
         self.maybe_fault(FaultPoint.HEAL, max(0, plan.epoch - self._epoch_before - 1))
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
-        record = self.machine.record
+        loop = self.machine.loop_iteration
+        record = msgspec.structs.replace(self.machine.record, loop=-1 if loop is None else loop)
         if (ours := self.buddies) is not None:
             ours.abandon()
             record = msgspec.structs.replace(record, copies=ours.copies(), kept=ours.kept())
         client.set(f"{prefix}{self.rank}", encode_record(record))
         keys = [f"{prefix}{rank}" for rank in ranks]
         records = client.multi_get(keys, AWAIT_PLAN_MS_MAX, cancelled=lambda: self._is_over(plan))
-        return on.RecordsGathered([decode_record(record) for record in records])
+        decoded = [decode_record(record) for record in records]
+        self.others_in = max(self.others_in, *(each.loop for each in decoded))
+        return on.RecordsGathered(decoded)
+
+    def why_alone(self, iteration: int) -> str:
+        """Why the script, after this iteration, may do nothing with others before the next; nothing if it may.
+
+        After a recovery scripts are not all at the same place. Who learned of a commit from others has its script look
+        back at that iteration, in the new groups, while an heir's begins with the next one. And after a return to a
+        checkpoint an heir's script is given iterations that the others do again inside of one train_step.
+        """
+        if iteration == self.rolled_over:
+            return f"a recovery ended iteration {iteration}"
+        return f"other scripts are in iteration {self.others_in} already" if iteration < self.others_in else ""
 
     def _exchange_inside(self, action: do.ExchangeInside) -> on.AnyEvent:
         replica = self.layout.replica_of(self.rank)

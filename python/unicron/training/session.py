@@ -431,11 +431,8 @@ class Session:
         try:
             if engine is not None:
                 engine.maybe_fault(FaultPoint.EVALUATE)
-                # Who learned of the commit from others stands in new groups already. An heir's script begins with the
-                # next iteration, so there nobody would answer, or training would, with other numbers.
-                if engine.rolled_over == (self._next or 0) - 1:
-                    expected.left_out = f"{what} is left out: a recovery ended iteration {engine.rolled_over}"
-                    engine.refusal = expected.left_out
+                why = engine.why_alone((self._next or 0) - 1)  # nobody would answer, or training would
+                expected.left_out = engine.refusal = f"{what} is left out: {why}" if why else ""
             yield expected
             if engine is not None:
                 engine.require_good(inside=False)  # on a GPU a collective that was ended returns like any other
