@@ -43,7 +43,10 @@ class Tried:
 
 
 class Chain:
-    def __init__(self, suite: Suite, layout: Layout, cases: Sequence[Case]) -> None:
+    def __init__(
+        self, suite: Suite, layout: Layout, cases: Sequence[Case], evaluate_every: int = EVALUATE_EVERY
+    ) -> None:
+        self._evaluate_every = evaluate_every
         self._suite, self._layout, self._cases = suite, layout, list(cases)
         self._iterations = ITERATIONS_A_CASE * len(cases) + AFTER
 
@@ -69,7 +72,7 @@ class Chain:
             Expect("healed"),
             iterations=self._iterations,
             checkpoint_every=CHECKPOINT_EVERY,
-            evaluate_every=EVALUATE_EVERY,
+            evaluate_every=self._evaluate_every,
             window=(),
             digests=True,
         )
