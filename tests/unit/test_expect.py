@@ -33,9 +33,11 @@ class Setting:
         self.settled = 0
         engine = self.engine = object.__new__(Engine)
         engine.link = SimpleNamespace(pulse=self.pulse)  # type: ignore[assignment]
-        engine.machine = SimpleNamespace(record=SimpleNamespace(stage=Stage.IDLE, iteration=8))  # type: ignore[assignment]
+        record = SimpleNamespace(stage=Stage.IDLE, iteration=8)
+        engine.machine = SimpleNamespace(record=record)  # type: ignore[assignment]
         engine.memory = SimpleNamespace(synchronize=lambda: None)  # type: ignore[assignment]
-        engine.groups = SimpleNamespace(require_whole=self._require_whole, settle_broken=self._settle)  # type: ignore[assignment]
+        groups = SimpleNamespace(require_whole=self._require_whole, settle_broken=self._settle)
+        engine.groups = groups  # type: ignore[assignment]
         engine.rolled_over, engine.others_in, engine.refusal = rolled_over, others_in, ""
         self.is_whole = True
         session = self.session = object.__new__(Session)
