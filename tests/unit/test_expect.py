@@ -27,18 +27,18 @@ pytestmark = pytest.mark.timeout(60)
 class Setting:
     """A session whose engine has everything that a block meets: a pulse page and a group."""
 
-    def __init__(self, rolled_over: int = -1, others_in: int = -1) -> None:
+    def __init__(self, healing: bool = False, others_in: int = -1) -> None:
         self._pages = _core.create_pulse_pages(1)
         self.pulse = _core.PulsePage(self._pages, 0)
         self.settled = 0
         engine = self.engine = object.__new__(Engine)
         engine.link = SimpleNamespace(pulse=self.pulse)  # type: ignore[assignment]
         record = SimpleNamespace(stage=Stage.IDLE, iteration=8)
-        engine.machine = SimpleNamespace(record=record)  # type: ignore[assignment]
+        engine.machine = SimpleNamespace(record=record, healing=healing)  # type: ignore[assignment]
         engine.memory = SimpleNamespace(synchronize=lambda: None)  # type: ignore[assignment]
         groups = SimpleNamespace(require_whole=self._require_whole, settle_broken=self._settle)
         engine.groups = groups  # type: ignore[assignment]
-        engine.rolled_over, engine.others_in, engine.refusal = rolled_over, others_in, ""
+        engine.others_in, engine.refusal = others_in, ""
         self.is_whole = True
         session = self.session = object.__new__(Session)
         session.rank, session._engine, session._next, session._reported = 0, engine, 8, False
@@ -96,13 +96,21 @@ def test_an_error_of_the_script_is_the_script_s() -> None:
         raise LostOperation("told already")
 
 
-def test_after_a_recovery_that_ended_the_iteration_nothing_is_done_with_others_before_the_next() -> None:
-    setting = Setting(rolled_over=7)
+def test_while_work_of_a_recovery_is_left_the_script_does_nothing_with_others() -> None:
+    setting = Setting(healing=True)
     with setting.session.expect("evaluation", 1) as evaluation:
         setting.evaluate()
-    assert not evaluation.finished and "a recovery ended iteration 7" in evaluation.left_out
+    assert not evaluation.finished and "a recovery is not over" in evaluation.left_out
     assert setting.evaluate() == 1.0, "the next iteration's collectives are training's"
-    setting.session._next = 9
+    setting.engine.machine.healing = False
+    with setting.session.expect("evaluation", 1) as evaluation:
+        setting.evaluate()
+    assert evaluation.finished
+
+
+def test_before_the_first_iteration_all_are_together() -> None:
+    setting = Setting()
+    setting.session._next = 0
     with setting.session.expect("evaluation", 1) as evaluation:
         setting.evaluate()
     assert evaluation.finished

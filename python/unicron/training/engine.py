@@ -27,7 +27,7 @@ from unicron.faults.perform import perform
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.buddies import common_version
-from unicron.healing.machine import HealingMachine, Phase
+from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, decode_record, encode_record, hold_vote
 from unicron.healing.resolve import position_of
 from unicron.messages import CollectiveFailed, StateLost, cut
@@ -98,7 +98,6 @@ class Engine:
         self._clients: dict[str, StoreClient] = {}
         self._micro_batch = -1
         self._epoch_before = 0  # the one that stood when this iteration began
-        self.rolled_over = -1  # the newest iteration whose commit came from a record, not from the commit itself
         self.others_in = -1  # the newest iteration in which a script was when records were exchanged
         self.refusal = ""  # why no operation with others may begin now
         groups.at_operation = self._enter_operation
@@ -351,8 +350,6 @@ class Engine:
 
     def _step(self, action: do.Step) -> on.AnyEvent:
         self._pulse(Stage.STEP)
-        if self.machine.phase is not Phase.STEP:
-            self.rolled_over = action.commit.iteration
         self.ledger.begin_step(undoable=self.layout.has_only_copies)
         kind = self.link.pulse.take_fault(int(FaultPoint.STEP), action.commit.iteration, -1)
         half_way = (lambda: self._fault_half_way(kind)) if kind else None
@@ -466,12 +463,13 @@ class Engine:
     def why_alone(self, iteration: int) -> str:
         """Why the script, after this iteration, may do nothing with others before the next; nothing if it may.
 
-        After a recovery scripts are not all at the same place. Who learned of a commit from others has its script look
-        back at that iteration, in the new groups, while an heir's begins with the next one. And after a return to a
-        checkpoint an heir's script is given iterations that the others do again inside of one train_step.
+        After a recovery scripts are not all at the same place. Who learned of a commit from others has its script
+        look back at that iteration, in the new groups, while an heir's begins with the next one; in both the machine
+        has work of the recovery left. And after a return to a checkpoint an heir's script is given iterations that
+        the others do again inside of one train_step.
         """
-        if iteration == self.rolled_over:
-            return f"a recovery ended iteration {iteration}"
+        if self.machine.healing:
+            return "a recovery is not over"
         return f"other scripts are in iteration {self.others_in} already" if iteration < self.others_in else ""
 
     def _exchange_inside(self, action: do.ExchangeInside) -> on.AnyEvent:
