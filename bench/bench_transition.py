@@ -54,7 +54,7 @@ def incidents(
     found: dict[str, list[dict[str, Any]]] = {case.name: [] for case in cases}
     wrong: list[str] = []
     with runner.Suite(options, Progress()) as suite:
-        for verdict in Chain(suite, layout, cases * runs).run():
+        for verdict in Chain(suite, layout, cases * runs, evaluate_every=0).run():
             if verdict["passed"]:
                 found[verdict["case"]] += verdict["incidents"]
             else:

@@ -540,7 +540,7 @@ class ArmFault(_Message, frozen=True):
     task: str
     rank: Rank
     fault: str  # kill | segv | abort | exit | exception | oom | stop | deadlock | gil | reset | leave
-    point: str  # compute | forward | pipeline | tie | reduce | commit | step | idle | now
+    point: str  # a name in faults/kinds.py, or pipeline | now
     iteration: int  # -1: the next time it passes
     micro_batch: int = -1
 

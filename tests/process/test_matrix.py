@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from unicron.demo import chain, histories, matrix, runner
+from unicron.demo import chain, histories, matrix, runner, scenarios
 from unicron.demo.matrix_cases import ROWS
 from unicron.demo.progress import Progress
 
 SEED = 2026
 # (case that is always run, so many more drawn). What is special there: chunks of an interleaved pipeline take turns; no
 # other replica has what the open step writes; and not every rank shares a group with the lost one.
-SAMPLES = {"1,2,2-interleaved": ("backward", 1), "2,2,1": ("idle", 1)}
+# And whoever learned of the commit from a peer must not do the script's own collectives in the heir's first forward.
+SAMPLES = {"1,2,2-interleaved": ("backward", 1), "2,2,1": ("idle", 1), "2,1,2": ("confirm-inside", 1)}
 HISTORIES = (5, 7)  # a node lost at the copy of a segment and at the meeting of others' failures, and its return
 
 
@@ -31,6 +33,18 @@ def test_a_sample_of_the_matrix(name: str, tmp_path: Path) -> None:
     assert len(results) == len(chosen) == 1 + more
     wrong = {result["case"]: result["reasons"] for result in results if not result["passed"]}
     assert not wrong, f"{wrong}\nreplay: python -m unicron.demo.matrix --rows {name}"
+
+
+@pytest.mark.timeout(300)
+def test_after_a_return_to_a_checkpoint_nobody_evaluates_where_others_train(tmp_path: Path) -> None:
+    """Heirs are given the lost iterations by their script, and the others of their replica are in one train_step."""
+    layout = runner.layout_of(2, 1, 2)
+    options = runner.Options(layout, folder=tmp_path, measure_unmanaged=False, iterations=16)
+    scenario = replace(scenarios.make("checkpoint", layout), evaluate_every=1, window=(), digests=True)
+    with runner.Suite(options, Progress()) as suite:
+        result = suite.one(replace(scenario, expect=replace(scenario.expect, gradient=False))).result
+    assert result["passed"], result["reasons"]
+    assert len(result["incidents"]) == layout.dp
 
 
 @pytest.mark.timeout(300)

@@ -208,6 +208,16 @@ def test_no_incident_or_too_many(healed, reference):
     assert "2 incidents" in reasons(healed, reference, incidents=[incident(), incident(epoch=3)])
 
 
+def test_incidents_that_end_together_tell_of_the_same_work():
+    """A worker dies in the recovery of a lost node: two plans, and each incident tells of all that was done again."""
+    times = {"opened_ms": 1000.0, "detect_ms": None, "resume_ms": 600.0, "epoch": 2}
+    second = {"opened_ms": 1500.25, "detect_ms": 0.25, "resume_ms": 100.0, "epoch": 3}
+    later = {**second, "opened_ms": 2000.0, "epoch": 4}
+    told = [incident(**times), incident(**second), incident(**later)]
+    assert judge.over_recoveries(judge.Observed(tuple(told[:2]), {}), "micro_batches_recomputed") == 3
+    assert judge.over_recoveries(judge.Observed(tuple(told), {}), "micro_batches_recomputed") == 6
+
+
 def test_left_behind(healed, reference):
     left = {"processes": 1, "shared_segments": 0}
     assert "1 processes left behind" in reasons(healed, reference, left_behind=left)

@@ -165,3 +165,25 @@ def test_squares_keep_their_bits() -> None:
     spans = [torch.arange(NUMBERS, dtype=torch.float32), torch.ones(3, dtype=torch.bfloat16)]
     assert squares_of(spans) == pytest.approx(sum(n * n for n in range(NUMBERS)) + 3, rel=1e-12)
     assert squares_of([]) == 0.0
+
+
+def test_a_fault_may_be_between_a_segment_s_begin_and_its_end_and_before_its_result_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is not begun apart without a fault is with one; a result that is here is not the ledger's yet."""
+    setting = Setting(1)
+    ledger = setting.ledger
+    then, complete = (lambda: setting.said.append("fault")), []
+
+    def hooks() -> ReduceHooks:
+        return Setting.hooks(setting)._replace(
+            enter=lambda number: then if number == 1 else None,
+            complete=lambda number: complete.append((number, ledger.segments_reduced, ledger.open_copy)),
+        )
+
+    monkeypatch.setattr(setting, "hooks", hooks)
+    setting.reduce(monkeypatch)
+    assert setting.said[:5] == ["begin 0", "wait 0", "begin 1", "fault", "wait 1"]
+    assert [(number, reduced) for number, reduced, _ in complete] == [(n, n) for n in range(NUM_SEGMENTS)]
+    assert not any(is_open for _, _, is_open in complete)
+    assert setting.sums() == whole(NUM_SEGMENTS)

@@ -271,12 +271,21 @@ def other_digests(run: Run, reference: Run, first: int, last: int) -> Iterable[s
 
 
 def over_recoveries(observed: Observed, name: str) -> int:
-    """Sum over recoveries: incidents that one plan answers each tell of the same work."""
+    """Sum over recoveries: incidents that end together, one failure in the recovery of another say, each tell of all
+    its work.
+    """
     recoveries: dict[Any, int] = {}
     for number, incident in enumerate(observed.incidents):
-        key = incident.get("epoch") or f"incident {number}"
+        key = _ended(incident) or incident.get("epoch") or f"incident {number}"
         recoveries[key] = max(recoveries.get(key, 0), incident.get(name) or 0)
     return sum(recoveries.values())
+
+
+def _ended(incident: dict[str, Any]) -> str:
+    """When its recovery was over; nothing where that is not told."""
+    if incident.get("resume_ms") is None or incident.get("opened_ms") is None:
+        return ""
+    return f"ended at {incident['opened_ms'] - (incident.get('detect_ms') or 0.0) + incident['resume_ms']:.1f} ms"
 
 
 def early_loss_difference(run: Run, reference: Run) -> float:

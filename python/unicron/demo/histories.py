@@ -23,9 +23,9 @@ from typing import Any
 from msgspec import structs
 
 from unicron import _core
-from unicron.demo import compare, runner
+from unicron.demo import compare, results, runner
 from unicron.demo.progress import Progress
-from unicron.demo.scenarios import Act, Expect, Fault, Scenario
+from unicron.demo.scenarios import EXTRA_S, Act, Expect, Fault, Scenario
 from unicron.demo.watch import TIMEOUT_S, WatchProblem
 from unicron.runtime.local_cluster import ClusterProblem
 from unicron.types import Layout
@@ -61,7 +61,8 @@ def history(layout: Layout, seed: int, *, may_move: bool = True) -> Scenario:
         fault = _fault(stream, rank, POINTS, FIRST, LAST)
         is_last_copy = fault.point == "step" and len(lost) == layout.dp - 1
         faults.append(replace(fault, point="commit") if is_last_copy else fault)
-    return _scenario(layout, seed, faults, acts)
+    # It goes on, after what is compared, until the task is as wide as before: a joiner takes seconds to get ready.
+    return replace(_scenario(layout, seed, faults, acts), extra_s=EXTRA_S if acts else 0.0)
 
 
 def _sharded_history(layout: Layout, seed: int, stream: random.Random, may_move: bool) -> Scenario:
@@ -113,20 +114,28 @@ def _scenario(layout: Layout, seed: int, faults: list[Fault], acts: list[Act]) -
     )  # fmt: skip
 
 
+def reference(suite: runner.Suite, layout: Layout) -> results.Run:
+    undisturbed = Scenario("", "", Expect("unaffected"), iterations=iterations_of(layout), window=())
+    return suite.reference(undisturbed)
+
+
 def reference_digest(suite: runner.Suite, layout: Layout) -> str:
     """What every history must end in."""
-    undisturbed = Scenario("", "", Expect("unaffected"), iterations=iterations_of(layout), window=())
-    return compare.position_digest(suite.reference(undisturbed), layout)
+    return compare.position_digest(reference(suite, layout), layout)
 
 
 def judge(suite: runner.Suite, scenario: Scenario, layout: Layout, wanted: str) -> dict[str, Any]:
-    run, seen, left, problem = suite.carry_out(scenario, 0)
+    usual_ms = compare.median_ms(reference(suite, layout))
+    extra = runner.extra_iterations(scenario, usual_ms)
+    run, seen, left, problem = suite.carry_out(scenario, extra, usual_ms=usual_ms)
     reasons = [problem] if problem else []
     digest = compare.position_digest(run, layout)
     if seen.view.get("phase") != "done":
         reasons.append(f"the task is {seen.view.get('phase')}: {seen.view.get('cause')}")
     elif digest != wanted:
         reasons.append("it ends in another digest")
+    elif len(seen.replicas) != layout.dp:  # every node that was lost came back, and every change of layout was undone
+        reasons.append(f"{len(seen.replicas)} of {layout.dp} replicas at the end: it did not become as wide as before")
     reasons += [f"{count} {what} left behind" for what, count in left.items() if count]
     moves = [f"{move['from']} -> {move['to']}" for move in seen.view.get("layout_changes", ())]
     if len(moves) != sum(act.dp > 0 for act in scenario.acts):

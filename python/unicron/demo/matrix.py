@@ -25,6 +25,7 @@ from unicron.demo.matrix_cases import (
     RETURN,
     ROWS,
     SHRINK,
+    SHRINK_AGAIN,
     Case,
     Row,
     return_scenario,
@@ -40,12 +41,11 @@ Key = tuple[str, str, str]  # row, how, case
 
 
 def cases_of(row: Row) -> list[tuple[str, Case]]:
-    layout = row.layout()
-    found = [(REPLACED, case) for case in REPLACE if case.fits(layout)]
+    found = [(REPLACED, case) for case in REPLACE if row.has(case)]
     if row.can_shrink():
-        found += [(SHRUNK, case) for case in SHRINK if case.fits(layout)]
+        found += [(SHRUNK, case) for case in (*SHRINK, *SHRINK_AGAIN) if row.has(case)]
     if row.buddy:
-        found += [(RETURNED, case) for case in RETURN if case.fits(layout)]
+        found += [(RETURNED, case) for case in RETURN if row.has(case)]
     return found
 
 

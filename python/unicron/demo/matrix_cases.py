@@ -6,11 +6,13 @@ micro-batches computed again in shares of one replica, no iteration, the same bi
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from unicron.demo.runner import layout_of
 from unicron.demo.scenarios import Act, Expect, Fault, Scenario, from_buddies, middle, share
 from unicron.demo.variant import PLAIN, Variant
+from unicron.faults.kinds import AFTER, BEFORE, INSIDE
 from unicron.types import Layout, Rank
 
 SHRINK_ITERATION = 4
@@ -18,6 +20,7 @@ SHRINK_ITERATIONS = 9
 NEVER = 1 << 30
 RETURN_S = 4.0  # after the last iteration but one before the fault is seen: the node is dead by then
 CHECKPOINT_EVERY = 7  # iterations; of rows whose cases include a save
+EVALUATE_EVERY = 1  # so that whatever a recovery ends with, the script has something to do with others next
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,20 @@ class Row:
     buddy: bool = False
     buddy_every: int = 0
     variant: Variant = PLAIN
+    exact: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         return self.tp, self.pp, self.dp
 
     def layout(self) -> Layout:
-        return layout_of(*self.sizes, sharded=self.sharded, buddy=self.buddy, buddy_every=self.buddy_every)
+        return layout_of(
+            *self.sizes, sharded=self.sharded, exact=self.exact, buddy=self.buddy, buddy_every=self.buddy_every
+        )
+
+    def has(self, case: Case) -> bool:
+        """Megatron makes several buckets only where it is asked to hide communication."""
+        return case.fits(self.layout()) and (self.variant.overlap or not case.buckets_only)
 
     def can_shrink(self) -> bool:
         """A lost node's shards of a distributed optimizer have no copy, and the only replica has none at all."""
@@ -59,6 +69,10 @@ ROWS = (
     Row("1,1,4-distributed-buddy-3", 1, 1, 4, sharded=True, buddy=True, buddy_every=3),
     Row("1,2,2-distributed-buddy-3", 1, 2, 2, sharded=True, buddy=True, buddy_every=3),
     Row("1,2,2-distributed-buddy-bf16", 1, 2, 2, sharded=True, buddy=True, variant=Variant(bf16=True)),
+    Row("2,1,2-exact", 2, 1, 2, exact=True),
+    Row("1,2,2-exact-bf16", 1, 2, 2, exact=True, variant=Variant(bf16=True)),
+    Row("1,1,4-unclipped", 1, 1, 4, variant=Variant(unclipped=True)),
+    Row("1,2,2-distributed-unclipped", 1, 2, 2, sharded=True, variant=Variant(unclipped=True)),
 )
 
 
@@ -67,24 +81,36 @@ class Case:
     name: str
     fault: str
     point: str
-    number: int | str = -1  # of the micro-batch: first, middle, or any (-1); in the reduction the segment's
+    # of the micro-batch: first, middle, or any (-1); in the reduction the segment's; of a passage see faults/kinds.py
+    number: int | str = -1
     shares: float = 1.0  # of one replica, that may be computed again
     again: str = ""  # a second fault, in another replica, at this point
     again_fault: str = "kill"
-    again_incidents: int = 1  # that come of it
+    again_number: int = -1
+    again_inside: bool = False  # not in another replica: in another rank of the same one
+    times: int = 1  # so many faults come after the first, each in the recovery of the one before
+    again_incidents: int = 1  # that come of each
     replicas_min: int = 1
     sharded_only: bool = False
     inside_only: bool = False  # something is between the ranks of a replica
+    tp_only: bool = False
+    pp_only: bool = False
+    buckets_only: bool = False  # parameters are gathered in several
     buddy_only: bool = False  # shards are copied
 
     def fits(self, layout: Layout) -> bool:
-        if layout.dp < max(self.replicas_min, 2 if self.again else 1):
+        if layout.dp < max(self.replicas_min, 2 if self.again and not self.again_inside else 1):
+            return False
+        if (self.tp_only and layout.tp == 1) or (self.pp_only and layout.pp == 1):
+            return False
+        if layout.world_size <= self.times:
             return False
         if self.replicas_min > 1 and layout.sharded:
             return False  # its state has one holder
         if self.buddy_only and not layout.buddy:
             return False
-        return (layout.sharded or not self.sharded_only) and (layout.replica_size > 1 or not self.inside_only)
+        is_inside = self.inside_only or self.again_inside
+        return (layout.sharded or not self.sharded_only) and (layout.replica_size > 1 or not is_inside)
 
     def shares_of(self, layout: Layout) -> float:
         """With tp and pp a rank may be in the reduction while another of its replica, which it shares no group with, is
@@ -93,17 +119,25 @@ class Case:
         return max(self.shares, 1.0) if layout.tp > 1 and layout.pp > 1 else self.shares
 
     def incidents(self) -> int:
-        return 1 + (self.again_incidents if self.again else 0)
+        return 1 + (self.again_incidents * self.times if self.again else 0)
 
     def faults(self, layout: Layout, turn: int) -> tuple[Fault, ...]:
         """turn: cases take turns over replicas and places in them."""
         replica = turn % layout.dp
         if self.again in ("fetch",) or self.again_fault == "scribble":
             return self._with_a_source(layout, turn)
-        found = [_fault(self.fault, self.point, self.number, layout, replica, turn)]
-        if self.again:
-            found.insert(0, _fault("kill", self.again, -1, layout, (replica + 1) % layout.dp, turn))
-        return tuple(found)
+        first = _fault(self.fault, self.point, self.number, layout, replica, turn)
+        return *self._later(layout, replica, turn), first
+
+    def _later(self, layout: Layout, replica: int, turn: int) -> Iterator[Fault]:
+        """Armed before the first one. Each is in another rank: the next replica's, or of one that had its turn the next
+        rank.
+        """
+        for number in range(1, self.times + 1) if self.again else ():
+            replicas_on, ranks_on = (0, number) if self.again_inside else (number, number // layout.dp)
+            at = self.again_number if number == 1 else number - 1
+            place = (replica + replicas_on) % layout.dp
+            yield _fault("kill", self.again, at, layout, place, turn + ranks_on * layout.dp)
 
     def _with_a_source(self, layout: Layout, turn: int) -> tuple[Fault, ...]:
         """The first one loses its state; the other holds the same position, and is where state is taken from first."""
@@ -127,40 +161,86 @@ REPLACE = (
     Case("compute", "kill", "compute", "middle"),
     Case("forward", "kill", "forward", "middle"),
     Case("backward", "kill", "backward", "middle"),
+    Case("tensor-before", "kill", "tensor", BEFORE, tp_only=True),
+    Case("tensor-inside", "kill", "tensor", INSIDE, tp_only=True),
+    Case("send-inside", "kill", "send", INSIDE, pp_only=True),
+    Case("receive-before", "kill", "receive", BEFORE, pp_only=True),
+    Case("receive-inside", "kill", "receive", INSIDE, pp_only=True),
     Case("tie", "kill", "tie"),
+    Case("tie-inside", "kill", "tie", INSIDE, pp_only=True),
     Case("reduce-before", "kill", "reduce", 0, shares=0),
     Case("reduce-during", "kill", "reduce", 1, shares=0),
+    Case("reduce-inside", "kill", "reducing", 1, shares=0),
+    Case("reduce-seen-by-others", "kill", "reduced", 1, shares=0),
     Case("copy", "kill", "copy", 1, shares=0),
     Case("commit", "kill", "commit", shares=0),
+    Case("commit-inside", "kill", "commit", INSIDE, shares=0),
+    Case("commit-seen-by-others", "kill", "commit", AFTER, shares=0),
+    Case("confirm-before", "kill", "confirm", BEFORE, shares=0, inside_only=True),
+    Case("confirm-inside", "kill", "confirm", INSIDE, shares=0, inside_only=True),
     Case("step", "kill", "step"),
     Case("gather", "kill", "gather", sharded_only=True),
+    Case("gather-inside", "kill", "gathering", 0, sharded_only=True),
+    Case("gather-some", "kill", "gather", 1, sharded_only=True, buckets_only=True),
+    Case("settle-before", "kill", "settle", BEFORE, sharded_only=True, inside_only=True),
+    Case("settle-inside", "kill", "settle", INSIDE, sharded_only=True, inside_only=True),
+    Case("log", "kill", "log"),
+    Case("evaluate", "kill", "evaluate"),
     Case("idle", "kill", "idle"),
     Case("save", "kill", "save"),
     Case("again-while-healing", "kill", "compute", "middle", shares=2.0, again="heal"),
+    Case("again-and-again", "kill", "compute", "middle", shares=2.0, again="heal", times=3),
+    Case("again-while-inside-is-rebuilt", "kill", "compute", "middle", again="rebuild_inside", again_inside=True),
+    Case("again-while-rebuilding", "kill", "compute", "middle", shares=2.0, again="rebuild_cross"),
+    Case("again-while-computing-again", "kill", "compute", "middle", again="compute_again", again_inside=True),
+    Case("again-while-reducing-again", "kill", "reduce", 1, shares=0, again="reduce_again", again_number=1),
     Case("corrupt-transfer", "kill", "step", again="fetch", again_fault="corrupt", again_incidents=0, replicas_min=3),
     Case("corrupt-copy", "corrupt", "buddy", buddy_only=True),
     Case("scribbled-source", "kill", "step", shares=2.0, again="heal", again_fault="scribble", replicas_min=3),
     Case("source-killed", "kill", "step", shares=2.0, again="fetch", replicas_min=3),
     Case("exception-reduce", "exception", "reduce", 1, shares=0),
     Case("exception-step", "exception", "step"),
+    Case("exception-log", "exception", "log"),
     Case("stop-commit", "stop", "commit", shares=0),
     Case("reset-compute", "reset", "compute", "middle", inside_only=True),
     Case("reset-tie", "reset", "tie", inside_only=True),
     Case("reset-reduce", "reset", "reduce", 1),
     Case("reset-commit", "reset", "commit"),
+    Case("reset-tensor-inside", "reset", "tensor", INSIDE, tp_only=True),
+    Case("reset-receive-inside", "reset", "receive", INSIDE, pp_only=True),
+    Case("reset-reduce-inside", "reset", "reducing", 1),
+    Case("reset-commit-inside", "reset", "commit", INSIDE),
+    Case("reset-gather-inside", "reset", "gathering", 0, sharded_only=True),
 )
 
 SHRINK = (
     Case("first-forward", "node", "compute", "first"),
     Case("forward", "node", "forward", "middle"),
     Case("backward", "node", "backward", "middle"),
+    Case("tensor-inside", "node", "tensor", INSIDE, tp_only=True),
+    Case("receive-inside", "node", "receive", INSIDE, pp_only=True),
     Case("tie", "node", "tie"),
     Case("reduce-before", "node", "reduce", 0),
     Case("reduce-during", "node", "reduce", 1),
+    Case("reduce-inside", "node", "reducing", 1),
+    Case("reduce-seen-by-others", "node", "reduced", 1),
     Case("copy", "node", "copy", 1),
     Case("commit", "node", "commit"),
+    Case("commit-inside", "node", "commit", INSIDE),
+    Case("commit-seen-by-others", "node", "commit", AFTER),
+    Case("confirm-inside", "node", "confirm", INSIDE, inside_only=True),
     Case("step", "node", "step"),
+    Case("log", "node", "log"),
+    Case("evaluate", "node", "evaluate"),
     Case("idle", "node", "idle"),
+)
+
+#: A node dies, and in the recovery of that a worker. Its sums were put aside in its own memory while it computed what
+#: the node had left undone, so it computes all of its own again.
+SHRINK_AGAIN = (
+    Case("again-while-rebuilding", "node", "compute", "middle", shares=2.0, again="rebuild_cross"),
+    Case("again-while-computing-again", "node", "compute", "middle", shares=2.0, again="compute_again"),
+    Case("again-while-reducing-again", "node", "compute", "middle", again="reduce_again", again_number=1),
 )
 
 
@@ -168,40 +248,43 @@ SHRINK = (
 RETURN = (
     *SHRINK,
     Case("gather", "node", "gather", sharded_only=True),
+    Case("gather-inside", "node", "gathering", 0, sharded_only=True),
+    Case("settle-inside", "node", "settle", INSIDE, sharded_only=True, inside_only=True),
     Case("buddy", "node", "buddy", sharded_only=True),
 )
 
 
 def return_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
     """The node of one replica dies at the case's point; when it is back, its heirs take their shards from buddies."""
-    (fault,) = case.faults(layout, turn)
-    back = Act("start_agent", SHRINK_ITERATION - 2, node_of(layout, fault.rank), delay_s=RETURN_S)
-    scenario = _node_dies("return", "comes back empty", case, layout, fault, back)
+    faults = case.faults(layout, turn)
+    back = Act("start_agent", SHRINK_ITERATION - 2, node_of(layout, faults[-1].rank), delay_s=RETURN_S)
+    scenario = _node_dies("return", "comes back empty", case, layout, faults, back)
     return replace(scenario, expect=from_buddies(scenario.expect, layout))
 
 
 def shrink_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
     """The node of one replica dies at the case's point of SHRINK_ITERATION, and stays away."""
-    (fault,) = case.faults(layout, turn)
+    faults = case.faults(layout, turn)
     # Not before the task is over: then everything is put right for the next.
-    back = Act("start_agent", NEVER, node_of(layout, fault.rank))
-    return _node_dies("shrink", "is not replaced", case, layout, fault, back)
+    back = Act("start_agent", NEVER, node_of(layout, faults[-1].rank))
+    return _node_dies("shrink", "is not replaced", case, layout, faults, back)
 
 
-def _node_dies(name: str, then: str, case: Case, layout: Layout, fault: Fault, back: Act) -> Scenario:
+def _node_dies(name: str, then: str, case: Case, layout: Layout, faults: Sequence[Fault], back: Act) -> Scenario:
     return Scenario(
         f"{name}-{case.name}",
         f"a node dies at {case.point}, and {then}",
         Expect(
             "resized",
-            severities=("SEV1",),
+            severities=("SEV1", "SEV2") if case.again else ("SEV1",),
             replaced=None,
-            incidents_max=layout.replica_size + 1,
+            incidents_max=layout.replica_size + case.incidents(),
             recomputed_replicas=case.shares_of(layout),
         ),
-        (replace(fault, iteration=SHRINK_ITERATION),),
+        tuple(replace(fault, iteration=SHRINK_ITERATION) for fault in faults),
         acts=(back,),
         iterations=SHRINK_ITERATIONS,
+        evaluate_every=EVALUATE_EVERY,
         window=(SHRINK_ITERATION,),
     )
 

@@ -20,6 +20,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -62,7 +63,7 @@ def build(layout: Layout, variant: Variant = PLAIN) -> tuple[Any, Any, Any]:
             optimizer="adam",
             lr=LEARNING_RATE,
             weight_decay=0.01,
-            clip_grad=CLIP_GRAD,
+            clip_grad=0.0 if variant.unclipped else CLIP_GRAD,
             use_distributed_optimizer=layout.sharded,
             overlap_param_gather=variant.overlap and layout.sharded,
             bf16=config.bf16,
@@ -164,6 +165,23 @@ def forward_step(data_iterator: Iterator[Any], model: Any) -> tuple[torch.Tensor
         batch = {name: value.cuda() if torch.is_tensor(value) else value for name, value in batch.items()}
     output = model(batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"])
     return output, functools.partial(summed_loss, batch["loss_mask"])
+
+
+@torch.no_grad()
+def evaluate(model: Any, dataset: Any, micro_batch: int, iteration: int = 0) -> None:
+    """One forward through all stages of this replica, as a script would look at data it does not train on."""
+    chunks = model if isinstance(model, list) else [model]
+    count = parallel_state.get_pipeline_model_parallel_world_size()  # what an interleaved pipeline takes at least
+    batches = [iter([dataset(iteration, number) for number in range(count)]) for _ in chunks]
+    get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=batches if len(chunks) > 1 else batches[0],
+        model=chunks,
+        num_microbatches=count,
+        seq_length=SEQ_LENGTH,
+        micro_batch_size=micro_batch,
+        forward_only=True,
+    )
 
 
 def summed_loss(

@@ -228,7 +228,9 @@ class Suite:
             stopped_grace_ms=0,
             checkpoint_dir=str((folder / "checkpoints").resolve()) if every else "",
             checkpoint_every=every,
-            restart_max=scenarios.RANDOM_KILLS + 10,
+            restart_max=max(
+                scenarios.RANDOM_KILLS + 10, scenario.iterations
+            ),  # the matrix breaks one task all the time
         )
 
     def _run_unmanaged(self, reference: results.Run) -> float | None:
@@ -332,6 +334,7 @@ def _arguments(scenario: Scenario, folder: Path, extra: int, magnitudes: bool) -
     arguments += ["--gradients", ",".join(map(str, window))]
     arguments += ["--magnitudes"] if magnitudes else []
     arguments += ["--digests"] if scenario.digests else []
+    arguments += ["--evaluate-every", str(scenario.evaluate_every)] if scenario.evaluate_every else []
     if scenario.poison:
         arguments += ["--poison", ",".join(map(str, scenario.poison))]
     return arguments

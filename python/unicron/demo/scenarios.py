@@ -81,6 +81,7 @@ class Scenario:
     iterations: int = ITERATIONS  # compared after so many
     extra_s: float = 0.0  # goes on for at most so long, until its acts are done and dp is whole again
     checkpoint_every: int = 0
+    evaluate_every: int = 0  # iterations; the script does it between them
     spares: int = 0  # nodes beside those that the layout needs
     standbys: int = 0  # of them, those that may stand by
     poison: tuple[int, ...] = ()  # (rank, iteration, micro-batch) at which the script itself fails

@@ -23,6 +23,7 @@ from unicron.training.data import ByteCorpus, ByteDataset
 
 CORPUS_BYTES = 2_000_000
 DATA_SEED = 1234
+EVALUATION_S = 60.0
 
 
 def main() -> None:
@@ -70,6 +71,9 @@ def main() -> None:
             recorder.committed(iteration, metrics.loss, start_ns)
             recorder.digests(iteration, model, optimizer)
             session.save_if_due(iteration)
+            if options.evaluate_every and (iteration + 1) % options.evaluate_every == 0:
+                with session.expect("evaluation", seconds=EVALUATION_S):
+                    demo.evaluate(model, dataset, layout.micro_batch)
             if iteration == options.iterations - 1:
                 recorder.state(iteration, model, optimizer)
 
@@ -111,6 +115,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gradients", type=numbers, default=(), help="iterations, e.g. 10,11,12")
     parser.add_argument("--magnitudes", action="store_true", help="also sum of |g_m| (reference)")
     parser.add_argument("--digests", action="store_true", help="of gradient and state, every iteration")
+    parser.add_argument("--evaluate-every", type=int, default=0, help="iterations; 0: never")
+    parser.add_argument("--unclipped", action="store_true", help="gradients of whatever norm")
     parser.add_argument("--overlap", action="store_true", help="ask Megatron to hide communication")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--fp16", action="store_true", help="with a loss scale that adapts")

@@ -14,6 +14,7 @@ class Variant:
     sequence_parallel: bool = False  # where tp > 1
     dropout: float = 0.0
     virtual_pp: int = 1  # model chunks a rank; above 1 the pipeline is interleaved
+    unclipped: bool = False  # gradients of whatever norm
 
     def arguments(self) -> list[str]:
         """Of the script's command line."""

@@ -26,20 +26,39 @@ class FaultKind(enum.IntEnum):
 class FaultPoint(enum.IntEnum):
     COMPUTE = 1  # a micro-batch is fetched
     FORWARD = 2  # its forward is done, before backward or send
-    TIE = 3
+    TIE = 3  # a passage; INSIDE where the replica has something to tie
     REDUCE = 4  # before a segment: the micro-batch armed is the segment's number
-    COMMIT = 5
+    COMMIT = 5  # a passage: see BEFORE
     STEP = 6  # half of the parameters written
     IDLE = 7  # between iterations
-    HEAL = 8  # while carrying out a plan
+    HEAL = 8  # records are exchanged for a plan: the number armed is that of epochs since its iteration began, less one
     GATHER = 9  # the step is done, other replicas' shards are still to come
     BACKWARD = 10  # a micro-batch's backward begins
     COPY = 11  # a segment's complete result is half copied over the local sum; armed as REDUCE
     FETCH = 13  # state goes from a replica to another
     SAVE = 12  # a checkpoint is begun
     BUDDY = 14  # the step is gathered, the buddy's copy is still of the one before
+    TENSOR = 15  # a tensor-parallel collective of a forward or backward: a passage
+    SEND = 16  # to a neighbour in the pipeline: a passage
+    RECEIVE = 17  # from one: a passage
+    REDUCING = 18  # a segment's sum is under way, all are in it; armed as REDUCE
+    REDUCED = 19  # a segment's result is here and everywhere, and not copied at all; armed as REDUCE
     # state goes into another layout: 0 as the micro-batch armed is before anything is sent, 1 when all of it arrived
     LAYOUT = 20
+    GATHERING = 21  # a bucket's parameters are under way, all are in it; the number armed is the bucket's
+    CONFIRM = 22  # the members of a replica tell each other the commit's result: a passage
+    SETTLE = 23  # they tell each other how a gather or a transfer ended: a passage
+    LOG = 24  # the step is done, and the script is about to hear of it
+    EVALUATE = 25  # the script's own work between iterations begins (Session.expect)
+    REBUILD_INSIDE = 26  # a group is made: the number armed is that of the groups of this replica made before it
+    REBUILD_CROSS = 27  # the same of groups between replicas
+    COMPUTE_AGAIN = 28  # as COMPUTE, of a micro-batch that a recovery has computed (once more)
+    REDUCE_AGAIN = 29  # as REDUCE, in a recovery
+
+
+#: What is armed as the micro-batch at a point that is a passage through an operation with others. Before and inside a
+#: rank waits for a moment first, so that the others are in it when it dies (or whatever is armed).
+BEFORE, INSIDE, AFTER = 0, 1, 2
 
 
 #: Spellings accepted besides the names: a death in the pipeline is one after the forward, before its send.

@@ -54,6 +54,7 @@ class Record(msgspec.Struct, frozen=True):
     copies: tuple[Copy, ...] = ()
     kept: tuple[int, ...] = ()
     side_by_side: bool = False  # it knows sources that serve side by side: 0.4.0 did not, and may be in the same group
+    loop: int = -1  # filled in when records are exchanged: the iteration that its script is in, -1 for none
     inside_epoch: int = 0  # epoch in which this replica's inside groups were last rebuilt, as this rank knows
     inside_touched: tuple[Rank, ...] = ()  # ranks of this replica touched since, as this rank knows
 

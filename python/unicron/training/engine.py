@@ -7,11 +7,13 @@ script's own error and propagates.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +21,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from unicron.faults.kinds import FaultKind, FaultPoint
+from unicron.faults.kinds import AFTER, BEFORE, INSIDE, FaultKind, FaultPoint
 from unicron.faults.perform import perform
 from unicron.healing import actions as do
 from unicron.healing import events as on
@@ -41,9 +43,10 @@ from unicron.training.randomness import Randomness
 from unicron.training.store import RendezvousStore
 from unicron.training.transfer import StateTransfer
 from unicron.training.watched_group import LostOperation
-from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
+from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage, WaitKind
 
 AWAIT_PLAN_MS_MAX = 120_000
+OTHERS_ARE_IN_S = 0.05  # how long who is to fail in an operation with others lets them go ahead
 COLLECTIVE_ERROR = re.compile(r"gloo|NCCL|Connection (closed|reset)|[Tt]imed out waiting|Broken pipe")
 
 
@@ -92,6 +95,10 @@ class Engine:
         self.last_iteration: float = math.inf  # after it nobody meets again
         self._clients: dict[str, StoreClient] = {}
         self._micro_batch = -1
+        self._epoch_before = 0  # the one that stood when this iteration began
+        self.others_in = -1  # the newest iteration in which a script was when records were exchanged
+        self.refusal = ""  # why no operation with others may begin now
+        groups.at_operation = self._enter_operation
         self._handlers: dict[type[do.Action], Callable[[Any], on.AnyEvent]] = {
             do.Compute: self._compute, do.Tie: self._tie, do.Reduce: self._reduce, do.Commit: self._commit,
             do.Confirm: self._confirm, do.Step: self._step, do.Gather: self._gather, do.Settle: self._settle,
@@ -107,6 +114,7 @@ class Engine:
 
     def run(self, event: on.AnyEvent) -> do.Ready | do.EndIteration:
         if isinstance(event, on.IterationBegun):
+            self._epoch_before = self.machine.plan.epoch if self.machine.plan is not None else 0  # an heir met nobody
             self.maybe_fault(FaultPoint.IDLE)
         while True:
             for plan in self.link.new_plans():
@@ -138,7 +146,7 @@ class Engine:
             finally:
                 self.link.pulse.set_waiting(False)
 
-    def _require_good(self, *, inside: bool) -> None:
+    def require_good(self, *, inside: bool) -> None:
         """What was begun has ended, and its results are good; raises when a group that was used was ended meanwhile."""
         self.memory.synchronize()
         self.groups.require_whole(inside=inside)
@@ -181,6 +189,46 @@ class Engine:
             kind = FaultKind.KILL
         perform(kind, f"{point.name.lower()} of iteration {iteration}, micro-batch {micro_batch}")
 
+    def _enter(self, point: FaultPoint, number: int) -> Callable[[], None] | None:
+        """An operation with others is about to begin here. Returns what is to be called when it has begun, if there is
+        a fault for then.
+        """
+        kind = self.link.pulse.take_fault(int(point), self.machine.record.iteration, number)
+        if not kind:
+            return None
+        time.sleep(OTHERS_ARE_IN_S)
+        return functools.partial(self._fault, kind, point, number)
+
+    def _enter_passage(self, point: FaultPoint) -> Callable[[], None] | None:
+        before = self._enter(point, BEFORE)
+        if before is not None:
+            before()
+        return self._enter(point, INSIDE)
+
+    def _joint(self, point: FaultPoint, operation: Callable[[bool], Any]) -> None:
+        """operation(is_async) with others, a passage. It is begun and waited for apart only for a fault between."""
+        then = self._enter_passage(point)
+        work = operation(then is not None)
+        if then is not None:
+            then()
+            work.wait()
+        self.maybe_fault(point, AFTER)
+
+    def _enter_operation(self, kind: int, name: str) -> Callable[[], None] | None:
+        """What the schedule, the model's layers, the tie and the script itself do with others."""
+        if self.refusal:
+            raise GroupInterrupted(self.refusal)
+        stage = self.machine.record.stage
+        if stage is Stage.TIE:
+            return self._enter(FaultPoint.TIE, INSIDE)
+        if stage is not Stage.COMPUTE:
+            return None
+        if name == "recv":
+            return self._enter_passage(FaultPoint.RECEIVE)
+        if name == "send":
+            return self._enter_passage(FaultPoint.SEND)
+        return self._enter_passage(FaultPoint.TENSOR) if kind == WaitKind.TP else None
+
     # ------------------------------------------------------------------ the undisturbed iteration
 
     def _compute(self, action: do.Compute) -> on.AnyEvent:
@@ -194,6 +242,8 @@ class Engine:
         def begin(micro_batch: int) -> None:
             self._pulse(Stage.COMPUTE, micro_batch)
             self.maybe_fault(FaultPoint.COMPUTE, micro_batch)
+            if self.machine.healing:
+                self.maybe_fault(FaultPoint.COMPUTE_AGAIN, micro_batch)
             self.account.forward_begins(action.iteration, micro_batch, micro_batch in begun)
             begun.add(micro_batch)
             self.ledger.set_begun(begun)
@@ -204,16 +254,16 @@ class Engine:
         if aside is not None:
             self.gradients.tie(self.model, self.computation.config)
             self.gradients.put_back(aside, reduced)
-        self._require_good(inside=True)
+        self.require_good(inside=True)
         self.ledger.set_begun(self.machine.record.done)
         return on.Done()
 
     def _tie(self, action: do.Tie) -> on.AnyEvent:
         self._pulse(Stage.TIE)
-        self.maybe_fault(FaultPoint.TIE)
+        self.maybe_fault(FaultPoint.TIE, BEFORE)
         if not action.extra:  # extra sums were tied before they were added to the whole ones
             self.gradients.tie(self.model, self.computation.config)
-            self._require_good(inside=True)
+            self.require_good(inside=True)
         return on.Done()
 
     def _backward_begins(self, chunk: int, micro_batch: int) -> None:
@@ -224,19 +274,23 @@ class Engine:
         def before(segment: int) -> None:
             self._pulse(Stage.REDUCE, segment, waiting=True)
             self.maybe_fault(FaultPoint.REDUCE, segment)
+            if self.machine.healing:
+                self.maybe_fault(FaultPoint.REDUCE_AGAIN, segment)
 
         shared = tuple(map(self.groups.data_index, action.shared))
         group = self.groups.data_group()
         hooks = ReduceHooks(
             before, settle=self._require_result,
             half_copied=lambda segment: self.maybe_fault(FaultPoint.COPY, segment),
+            enter=lambda segment: self._enter(FaultPoint.REDUCING, segment),
+            complete=lambda segment: self.maybe_fault(FaultPoint.REDUCED, segment),
         )  # fmt: skip
         self.gradients.reduce(self.ledger, group, shared, hooks)
         return on.Done()
 
     def _commit(self, action: do.Commit) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)
-        self.maybe_fault(FaultPoint.COMMIT)
+        self.maybe_fault(FaultPoint.COMMIT, BEFORE)
         self.link.take_orders()
         plan = self.machine.plan
         assert plan is not None
@@ -258,8 +312,9 @@ class Engine:
             dtype=torch.float64, device=self.memory.device,
         )  # fmt: skip
         if len(plan.ranks) > 1:
-            dist.all_reduce(vector, group=self.groups.world)
-            self._require_good(inside=False)
+            world = self.groups.world
+            self._joint(FaultPoint.COMMIT, lambda is_async: dist.all_reduce(vector, group=world, async_op=is_async))
+            self.require_good(inside=False)
         count, epochs, tokens, found_inf, loss, hold, *by_position = vector.tolist()
         if count != len(plan.ranks) or epochs != count * plan.epoch:
             raise AssertionError(f"commit of epoch {plan.epoch}: {count} ranks, epochs sum to {epochs}")
@@ -284,8 +339,10 @@ class Engine:
                 device=self.memory.device,
             )  # fmt: skip
         all_of_them = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(all_of_them, mine, group=group)
-        self._require_good(inside=True)
+        self._joint(
+            FaultPoint.CONFIRM, lambda is_async: dist.all_gather(all_of_them, mine, group=group, async_op=is_async)
+        )
+        self.require_good(inside=True)
         seen = next((x.tolist() for x in all_of_them if x[0] > 0), None)
         return on.Confirmed(None if seen is None else CommitResult(int(seen[1]), *seen[2:]))
 
@@ -323,17 +380,22 @@ class Engine:
     def _gather(self, action: do.Gather) -> on.AnyEvent:
         """The parameters' shards, one of each replica, in place: who is interrupted does it again."""
         self._pulse(Stage.GATHER, waiting=True)
-        self.maybe_fault(FaultPoint.GATHER)
+        self.maybe_fault(FaultPoint.GATHER, 0)
         group = self.groups.data_group()
         if group is None:
             return on.Done()
         assert group.size() == self.layout.dp, "every shard has one holder, and all of them are here"
-        for buffer in self.model.buffers:
-            for bucket in buffer.buckets:
-                whole = bucket.param_data.view(-1)
-                own = whole.chunk(self.layout.dp)[self.layout.replica_of(self.rank)]
-                dist.all_gather_into_tensor(whole, own, group=group)
-        self._require_good(inside=False)  # before a copy begins to travel: nothing is to wait for that one here
+        for number, bucket in enumerate(bucket for buffer in self.model.buffers for bucket in buffer.buckets):
+            if number:
+                self.maybe_fault(FaultPoint.GATHER, number)
+            then = self._enter(FaultPoint.GATHERING, number)
+            whole = bucket.param_data.view(-1)
+            own = whole.chunk(self.layout.dp)[self.layout.replica_of(self.rank)]
+            work = dist.all_gather_into_tensor(whole, own, group=group, async_op=then is not None)
+            if then is not None:
+                then()
+                work.wait()
+        self.require_good(inside=False)  # before a copy begins to travel: nothing is to wait for that one here
         if self.buddies is not None:
             assert self.machine.plan is not None
             self.maybe_fault(FaultPoint.BUDDY)
@@ -343,8 +405,12 @@ class Engine:
     def _settle(self, action: do.Settle) -> on.AnyEvent:
         self._pulse(Stage.GATHER, waiting=True)
         ok = torch.tensor([1 if action.ok else 0], dtype=torch.int64, device=self.memory.device)
-        dist.all_reduce(ok, op=dist.ReduceOp.MIN, group=self.groups.replica_group())
-        self._require_good(inside=True)
+        group = self.groups.replica_group()
+        self._joint(
+            FaultPoint.SETTLE,
+            lambda is_async: dist.all_reduce(ok, op=dist.ReduceOp.MIN, group=group, async_op=is_async),
+        )
+        self.require_good(inside=True)
         return on.Settled(bool(ok.item()))
 
     # ------------------------------------------------------------------ healing
@@ -372,16 +438,31 @@ class Engine:
 
     def _exchange(self, plan: EpochPlan, where: str, ranks: tuple[Rank, ...]) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
-        self.maybe_fault(FaultPoint.HEAL)
+        self.maybe_fault(FaultPoint.HEAL, max(0, plan.epoch - self._epoch_before - 1))
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
-        record = msgspec.structs.replace(self.machine.record, side_by_side=True)
+        loop = self.machine.loop_iteration
+        record = msgspec.structs.replace(self.machine.record, loop=-1 if loop is None else loop, side_by_side=True)
         if (ours := self.buddies) is not None:
             ours.abandon()
             record = msgspec.structs.replace(record, copies=ours.copies(), kept=ours.kept())
         client.set(f"{prefix}{self.rank}", encode_record(record))
         keys = [f"{prefix}{rank}" for rank in ranks]
         records = client.multi_get(keys, AWAIT_PLAN_MS_MAX, cancelled=lambda: self._is_over(plan))
-        return on.RecordsGathered([decode_record(record) for record in records])
+        decoded = [decode_record(record) for record in records]
+        self.others_in = max(self.others_in, *(each.loop for each in decoded))
+        return on.RecordsGathered(decoded)
+
+    def why_alone(self, iteration: int) -> str:
+        """Why the script, after this iteration, may do nothing with others before the next; nothing if it may.
+
+        After a recovery scripts are not all at the same place. Who learned of a commit from others has its script
+        look back at that iteration, in the new groups, while an heir's begins with the next one; in both the machine
+        has work of the recovery left. And after a return to a checkpoint an heir's script is given iterations that
+        the others do again inside of one train_step.
+        """
+        if self.machine.healing:
+            return "a recovery is not over"
+        return f"other scripts are in iteration {self.others_in} already" if iteration < self.others_in else ""
 
     def _exchange_inside(self, action: do.ExchangeInside) -> on.AnyEvent:
         replica = self.layout.replica_of(self.rank)
@@ -396,16 +477,18 @@ class Engine:
 
     def _rebuild_inside(self, action: do.RebuildInside) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
+        self.groups.at_making = lambda number: self.maybe_fault(FaultPoint.REBUILD_INSIDE, number)
         made = self.groups.rebuild_inside(action.plan, action.touched, self._store(action.plan))
         if action.plan.kind is PlanKind.START:
             compute.share_tied_weight(self.model)
             self.stepper.optimizer.reload_model_params()  # main parameters were cloned before the copy had its values
-            self._require_good(inside=True)
+            self.require_good(inside=True)
         self.account.groups_made(made)
         return on.Done()
 
     def _rebuild_cross(self, action: do.RebuildCross) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
+        self.groups.at_making = lambda number: self.maybe_fault(FaultPoint.REBUILD_CROSS, number)
         made = self.groups.rebuild_cross(action.plan, self._store(action.plan))
         self.account.groups_made(made)
         return on.Done()
@@ -419,7 +502,7 @@ class Engine:
         position = position_of(self.layout, self.rank)
         nodes = {m.rank: m.node for m in action.plan.members if position_of(self.layout, m.rank) == position}
         extra = self.transfer.run(action.fetch, nodes, self.stepper.extra_tensor(), self.ledger.begin_step)
-        self._require_good(inside=False)
+        self.require_good(inside=False)
         for target, nbytes, ms in self.transfer.sent:
             self.account.transferred(action.plan, action.plan, self.rank, target, (nbytes, ms))
         if extra is not None:

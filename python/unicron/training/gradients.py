@@ -52,6 +52,9 @@ class ReduceHooks(NamedTuple):
     settle: Callable[[], None]  # returns when the results that this thread's stream waits for are there and good, and
     # raises when their group was ended meanwhile: on a GPU a collective that was ended returns like any other
     half_copied: Callable[[int], None]  # of a segment's result
+    # a segment's all-reduce is about to begin; what is to be called when it has begun, if anything is
+    enter: Callable[[int], Callable[[], None] | None] = lambda number: None
+    complete: Callable[[int], None] = lambda number: None  # a segment's result, of which nothing is copied yet
 
 
 class Gradients:
@@ -130,7 +133,11 @@ class Gradients:
                 hooks.before(number)
                 staged = self._staged(number)
                 staged.copy_(self.segments[number])
-                under_way.append((number, dist.all_reduce(staged, group=group, async_op=self._slots > 1)))
+                then = hooks.enter(number)
+                is_async = self._slots > 1 or then is not None
+                under_way.append((number, dist.all_reduce(staged, group=group, async_op=is_async)))
+                if then is not None:
+                    then()
             number, work = under_way.popleft()
             if work is not None:
                 work.wait()
@@ -139,6 +146,7 @@ class Gradients:
 
     def _take_result(self, ledger: Ledger, number: int, hooks: ReduceHooks) -> None:
         segment, staged = self.segments[number], self._staged(number)
+        hooks.complete(number)
         ledger.copying(number)
         half = segment.numel() // 2
         segment[:half].copy_(staged[:half])

@@ -35,6 +35,7 @@ from unicron.training.watched_group import (
     COLLECTIVE_TIMEOUT,
     CONNECT_TIMEOUT,
     SHUT_S,
+    AtOperation,
     Check,
     Helpers,
     WatchedGroup,
@@ -73,6 +74,8 @@ class Groups:
         # torch's number of a rank: its place in the default group. Ranks are stable, those are not.
         self._number: dict[Rank, int] = {r: r for r in range(layout.world_size)}
         self.world: dist.ProcessGroup | None = None
+        self.at_operation: AtOperation | None = None  # of groups made from now on (gloo)
+        self.at_making: Callable[[int], None] = lambda number: None  # a rebuild has made so many, and makes one more
         self._device: Any = None  # gloo's, from open() on
 
     # -------------------------------------------------------------- once
@@ -180,7 +183,8 @@ class Groups:
         for full in todo:
             self._forget(full)
         alive = set(plan.ranks)
-        for full in todo:
+        for number, full in enumerate(todo):
+            self.at_making(number)
             members = tuple(r for r in full if r in alive)
             self._make(plan, full, members, store, world=len(full) == self.layout.world_size)
         return len(todo)
@@ -217,8 +221,9 @@ class Groups:
         backend, sockets = ready
         kind = self.layout.wait_kind(full)
         group = WatchedGroup(
-            backend, self._helpers, lambda: str(self._monitor.group_state(group_id)), self._pulse, kind
-        )
+            backend, self._helpers, lambda: str(self._monitor.group_state(group_id)), self._pulse, kind,
+            self.at_operation,
+        )  # fmt: skip
         self._monitor.register_group(group_id, sockets, list(members), self.is_cross(full))
         if self._monitor.group_state(group_id) == "broken":  # gloo closes its end when a member dies, now or long ago
             self._retired.append(group)

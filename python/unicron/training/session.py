@@ -40,9 +40,10 @@ from unicron.training.boundary import (
 )
 from unicron.training.buddies import buddy_bytes
 from unicron.training.chunks import Chunks
-from unicron.training.engine import Engine, Left
+from unicron.training.engine import Engine, Left, is_collective_error
 from unicron.training.exact import exact_counts
 from unicron.training.exceptions import describe
+from unicron.training.expected import Expected
 from unicron.training.groups import Groups
 from unicron.training.link import WorkerLink
 from unicron.training.memory import StateMemory, force_optimizer_state
@@ -405,6 +406,7 @@ class Session:
         self._next = iteration + 1
         self._look_at_move(engine)
         tokens = max(commit.tokens, 1.0)
+        engine.maybe_fault(FaultPoint.LOG)
         return Metrics(
             iteration, commit.loss_sum / tokens, engine.stepper.grad_norm, int(commit.tokens),
             bool(commit.found_inf),
@@ -415,18 +417,36 @@ class Session:
         self._callbacks.append(callback)
 
     @contextlib.contextmanager
-    def expect(self, what: str, seconds: float) -> Iterator[None]:
+    def expect(self, what: str, seconds: float) -> Iterator[Expected]:
         """The script is about to do something long: evaluation, export. Progress is judged by this bound meanwhile.
 
-        Raises ValueError unless seconds is above 0.
+        A collective of the script's own that breaks there, because another rank failed, is no error of the script: the
+        block is left, Expected.finished stays False, and the next train_step heals. (Without it every rank that shares
+        a group with the failed one would end, too, and be taken for broken.) Raises ValueError unless seconds is above
+        0.
         """
         if not seconds > 0:
             raise ValueError(f"expect({what!r}, seconds={seconds}): say how long it may take, above 0")
         pulse = self._link.pulse
         pulse.advance(int(Stage.EVALUATE), self._next or 0, -1, math.ceil(seconds * 1000))
+        engine, expected = self._engine, Expected(what)
         try:
-            yield
+            if engine is not None:
+                engine.maybe_fault(FaultPoint.EVALUATE)
+                why = engine.why_alone((self._next or 0) - 1)  # nobody would answer, or training would
+                expected.left_out = engine.refusal = f"{what} is left out: {why}" if why else ""
+            yield expected
+            if engine is not None:
+                engine.require_good(inside=False)  # on a GPU a collective that was ended returns like any other
+            expected.finished = True
+        except Exception as error:
+            if engine is None or self._reported or not is_collective_error(error):
+                raise
+            engine.groups.settle_broken()
+            print(f"unicron: {what} ends early in rank {self.rank}, somebody failed: {error}", file=sys.stderr)
         finally:
+            if engine is not None:
+                engine.refusal = ""
             pulse.advance(int(Stage.IDLE), self._next or 0, -1)
 
     # ------------------------------------------------------------------ checkpoints

@@ -41,6 +41,8 @@ BROKEN_S = 2.0  # nobody shut the group: a peer may have left after its last col
 
 #: Whether a wait that has lasted this many seconds is to be given up: raises.
 Check = Callable[[float], None]
+#: (kind of group, name) of an operation that is about to begin -> what is to be called when it has begun, or None.
+AtOperation = Callable[[int, str], Callable[[], None] | None]
 
 
 class LostOperation(RuntimeError):
@@ -92,13 +94,15 @@ class WatchedGroup(dist.ProcessGroup):
     """A gloo group (as dist.new_group's, for CPU tensors) with bounded waits.
 
     state: "whole", "shut" or "broken", see _core.WorkerMonitor.group_state; pulse: this process's _core.PulsePage;
-    kind: what the group is for, under which its waits are counted.
+    kind: what the group is for, under which its waits are counted; at_operation: asked before each operation.
     """
 
     def __init__(
-        self, backend: Any, helpers: Helpers, state: Callable[[], str], pulse: Any, kind: WaitKind = WaitKind.WORLD
-    ) -> None:
+        self, backend: Any, helpers: Helpers, state: Callable[[], str], pulse: Any, kind: WaitKind = WaitKind.WORLD,
+        at_operation: AtOperation | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(backend.rank(), backend.size())
+        self.at_operation = at_operation
         self.kind = int(kind)
         self.backend, self._helpers, self._state, self._pulse = backend, helpers, state, pulse
         self.lost: str = ""  # what was given up; the group must never be destroyed then
@@ -195,7 +199,11 @@ class _Uncut(_Collective):
 
 def _watched(name: str, kind: type[_Collective], backend_name: str = "") -> Any:
     def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> Any:
-        return kind(getattr(self.backend, backend_name or name)(*args, **kwargs), self, name)
+        then = self.at_operation and self.at_operation(self.kind, name)
+        work = kind(getattr(self.backend, backend_name or name)(*args, **kwargs), self, name)
+        if then:
+            then()
+        return work
 
     call.__name__ = name
     return call
