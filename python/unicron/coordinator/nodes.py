@@ -227,17 +227,29 @@ def judge(step: Step, node: NodeState) -> bool:
     bound_ms = step.config.return_ms_max if awaited else step.config.silence_ms_max
     echoes = [t.name for t in step.state.tasks.values() if _has_echo(t, node.name)]
     waiting = [t.name for t in step.state.tasks.values() if _is_waiting(t, node.name)]
-    evidence = ""
-    if node.probe_answer == "gone":
-        evidence = "its store endpoint refuses connections"
-    elif node.probe_answer == "unknown" and _is_cut_off(node) and echoes:
-        why = "its connection ended" if not node.is_connected else "nobody hears its beats"
-        evidence = f"{why}, it does not answer, and members elsewhere lost their peers"
-    elif elapsed_ms >= bound_ms and (echoes or waiting):
-        evidence = f"silent for {elapsed_ms:.0f} ms while others wait for it"
+    how = "its connection ended" if not node.is_connected else "nobody hears its beats"
+    is_past = elapsed_ms >= bound_ms
+    evidence = evidence_of_loss(
+        node.probe_answer, how if _is_cut_off(node) else "", elapsed_ms, is_past=is_past, has_echo=bool(echoes),
+        is_awaited=bool(waiting),
+    )  # fmt: skip
     if evidence:
         lose_node(step, node, evidence)
     return bool(evidence)
+
+
+def evidence_of_loss(
+    answer: str, how: str, elapsed_ms: float, *, is_past: bool, has_echo: bool, is_awaited: bool
+) -> str:
+    """What makes a suspect a lost node; "": nothing does. answer: of its probe; how: it is cut off, "" if it is not;
+    is_past: it was silent for its bound; has_echo: members elsewhere lost their peers, or wait; is_awaited: a task."""
+    if answer == "gone":
+        return "its store endpoint refuses connections"
+    if answer == "unknown" and how and has_echo:
+        return f"{how}, it does not answer, and members elsewhere lost their peers"
+    if is_past and (has_echo or is_awaited):
+        return f"silent for {elapsed_ms:.0f} ms while others wait for it"
+    return ""
 
 
 def _is_cut_off(node: NodeState) -> bool:
