@@ -46,7 +46,8 @@ SETTLE_ITERATIONS = 70  # of every member after a change: what is usual is known
 TOGETHER_ITERATIONS = 5  # where nothing is compared with what is usual: all train together again
 POLL_S = 0.02
 MICRO_BATCHES, LONG_MICRO_BATCHES = 4, 3  # of an iteration
-LONG_SETTLE_ITERATIONS = 3  # the first says nothing, and two of each stage must have ended
+LONG_SETTLE_ITERATIONS = 2  # an heir's first has a budget of its own
+KNOWN_ITERATION = 3  # before it two of each stage have ended, besides those of the first iteration: all have budgets
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Task:
 
     def wait_whole(self, iterations: int = SETTLE_ITERATIONS) -> None:
         """All roles held, understudies ready, and iterations enough for the statistics."""
-        whole_s_max = WHOLE_S_MAX + 2 * iterations * self.iteration_s
+        whole_s_max = WHOLE_S_MAX + 2 * max(iterations, KNOWN_ITERATION + 1) * self.iteration_s
         deadline, begun = time.monotonic() + whole_s_max, None
         while time.monotonic() < deadline:
             view = self.cluster.task(self.name)
@@ -111,7 +112,7 @@ class Task:
             else:
                 now = min(w["iteration"] for w in members)
                 begun = now if begun is None else begun
-                if now >= begun + iterations:
+                if now >= max(begun + iterations, KNOWN_ITERATION):
                     self.known |= {i["id"] for i in self.cluster.incidents(self.name)}
                     return
             time.sleep(0.1)

@@ -157,11 +157,13 @@ def _judge(
         root = _verdict(of_iteration, asleep[index] / compute[index])
         if root:
             result.stalls.append((first + index, root))
-    echoes = [
-        healthy_beats.echo(reduced[each.iteration] - waits[each.iteration, each.rank] + each.budget_ms,
-                           reduced[each.iteration], each.rank)
-        for index in sorted(told) for each in told[index] if each.place == MICRO_BATCHES
-    ]  # fmt: skip
+    echoes: list[healthy_beats.Echo] = []
+    for index in sorted(told):
+        mine = [each for each in told[index] if each.place == MICRO_BATCHES]
+        begins = [reduced[index] - waits[index, each.rank] + each.budget_ms for each in mine]
+        echoes += healthy_beats.echoes_of(
+            [(begin, reduced[index], e.rank) for begin, e in zip(begins, mine, strict=True)]
+        )
     return result.ended_ms, sorted(echoes)
 
 

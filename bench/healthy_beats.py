@@ -5,7 +5,7 @@ late one by one and in bursts: on one node's way to the coordinator, of all that
 coordinator hears; some are held and come at once. Agents stand still for seconds. The coordinator freezes for 30 s (its
 beats wait in the socket, and it looks before it reads or after), its clock is set by an hour, forwards and back. What
 the table calls silent is probed, over the same lossy way, and judged by the coordinator's own rule
-(nodes.evidence_of_loss), with the ranks that wait at that moment in the same run. MODELLED: times and losses are drawn
+(nodes.evidence_of_loss), with who waits at that moment in the same run. MODELLED: times and losses are drawn
 from seeded distributions.
 """
 
@@ -66,7 +66,7 @@ class Burst(NamedTuple):
 
 
 class Echo(NamedTuple):
-    """A time in which the coordinator takes a rank for one that waits, of a node."""
+    """A time in which the coordinator takes all ranks but that of a node for ones that wait (and maybe that, too)."""
 
     begin_ms: float
     end_ms: float
@@ -82,6 +82,8 @@ class Result:
     clock_steps: int = 0
     vouched: int = 0
     suspicions: int = 0  # silent here and to all witnesses
+    unanswered: int = 0  # probes of them
+    waits: int = 0  # times in which all ranks but one node's were told as standing still in a collective
     nodes: list[tuple[float, int, str]] = field(default_factory=list)  # (ms, node, evidence): declared lost
 
     def as_json(self) -> dict[str, Any]:
@@ -129,6 +131,7 @@ class Beats:
 
     def run(self, begin_ms: float, end_ms: float, echoes: list[Echo]) -> None:
         """echoes: sorted by their begin."""
+        self.result.waits += len(echoes)
         bursts, freezes = self._draw(begin_ms, end_ms)
         read, node, sequence, seen = self._said(end_ms, bursts)
         for at, is_read_first in freezes:
@@ -294,7 +297,9 @@ class _Judge:
             is_past=elapsed_ms >= config.silence_ms_max, has_echo=self._has_echo(node, now_ms), is_awaited=False,
         )  # fmt: skip
         if not evidence:
-            suspect.coming = suspect.coming or self._probe(node, now_ms)
+            if suspect.coming is None:
+                suspect.coming = self._probe(node, now_ms)
+                self._beats.result.unanswered += suspect.coming[0] == "unknown"
             suspect.next_ms = now_ms + config.reconnect_grace_ms
         return evidence
 
@@ -319,11 +324,18 @@ class _Judge:
         place = bisect_right(self._echoes, now_ms, key=lambda echo: echo.begin_ms)
         while place > 0 and self._echoes[place - 1].begin_ms >= now_ms - self._longest_ms:
             place -= 1
-            if self._echoes[place].node != node and now_ms <= self._echoes[place].end_ms:
+            if self._echoes[place].node == node and now_ms <= self._echoes[place].end_ms:
                 return True
         return False
 
 
-def echo(begin_ms: float, end_ms: float, node: int) -> Echo:
-    """end_ms: of the wait; its agent sees that with its next sample."""
-    return Echo(min(begin_ms, end_ms), end_ms + SAMPLE_MS, node)
+def echoes_of(waits: list[tuple[float, float, int]]) -> list[Echo]:
+    """waits: (begin, end, node) of ranks that are told to wait in one collective; the end is seen with the next sample
+    of their agents. When was each node the only one that did not?"""
+    found = []
+    for node in range(NODES):
+        others = [(begin_ms, end_ms) for begin_ms, end_ms, other in waits if other != node]
+        begin_ms, end_ms = max(b for b, _ in others) if others else 0.0, min((e for _, e in others), default=0.0)
+        if len(others) == NODES - 1:
+            found.append(Echo(min(begin_ms, end_ms), end_ms + SAMPLE_MS, node))
+    return found

@@ -1,12 +1,14 @@
 """Nodes: hello, silence, disconnection, and the verdict. Silence is suspicion; only evidence makes a node lost.
 
 Evidence is: its store endpoint refuses connections; or its agent came back with a higher incarnation; or its
-connection ended, or nobody hears its beats, it does not answer, and members on other nodes report failed collectives
-(a second, independent signal); or it has been silent for a long bound while others wait for a plan that cannot reach
-it.
+connection ended, or nobody hears its beats, it does not answer, and members on other nodes report failed collectives,
+or all of them wait (a second, independent signal); or it has been silent for a long bound while others wait for a plan
+that cannot reach it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from unicron.coordinator.accounting import note_speed
 from unicron.coordinator.fitness import KINDS as FITNESS_TIMERS
@@ -21,7 +23,15 @@ from unicron.coordinator.state import Hearing, NodeState, State, TaskState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.coordinator.workers import forget_worker, incident_of, is_member, note_status
-from unicron.messages import AgentHeartbeat, AgentHello, AgentWelcome, EndWorker, PublishEpoch, SaveAndHold
+from unicron.messages import (
+    AgentHeartbeat,
+    AgentHello,
+    AgentWelcome,
+    EndWorker,
+    PublishEpoch,
+    SaveAndHold,
+    WorkerStalled,
+)
 from unicron.planner.cluster import NAME, SLOTS_MAX
 from unicron.types import Method, Severity
 
@@ -225,7 +235,7 @@ def judge(step: Step, node: NodeState) -> bool:
     elapsed_ms = step.now_ms - node.since_ms
     awaited = node.phase is NodePhase.AWAITED
     bound_ms = step.config.return_ms_max if awaited else step.config.silence_ms_max
-    echoes = [t.name for t in step.state.tasks.values() if _has_echo(t, node.name)]
+    echoes = [t.name for t in step.state.tasks.values() if _has_echo(step, t, node.name)]
     waiting = [t.name for t in step.state.tasks.values() if _is_waiting(t, node.name)]
     how = "its connection ended" if not node.is_connected else "nobody hears its beats"
     is_past = elapsed_ms >= bound_ms
@@ -241,8 +251,11 @@ def judge(step: Step, node: NodeState) -> bool:
 def evidence_of_loss(
     answer: str, how: str, elapsed_ms: float, *, is_past: bool, has_echo: bool, is_awaited: bool
 ) -> str:
-    """What makes a suspect a lost node; "": nothing does. answer: of its probe; how: it is cut off, "" if it is not;
-    is_past: it was silent for its bound; has_echo: members elsewhere lost their peers, or wait; is_awaited: a task."""
+    """What makes a suspect a lost node; "": nothing does.
+
+    answer: of its probe; how: it is cut off, "" if it is not; is_past: it was silent for its bound; has_echo: members
+    elsewhere lost their peers, or all of them wait; is_awaited: a task cannot go on without it.
+    """
     if answer == "gone":
         return "its store endpoint refuses connections"
     if answer == "unknown" and how and has_echo:
@@ -257,17 +270,26 @@ def _is_cut_off(node: NodeState) -> bool:
     return node.hearing is Hearing.SILENT or (not node.is_connected and not node.beats)
 
 
-def _has_echo(task: TaskState, node: str) -> bool:
-    """A member on another node reports a failed collective, or that it waits, and this node has members."""
+def _has_echo(step: Step, task: TaskState, node: str) -> bool:
+    """This node has members, and one elsewhere reports a failed collective, or all that are heard say that they wait:
+    a few of them wait for any straggler, and that a silent node is to blame for it would be a coincidence."""
     if task.plan is None or not any(m.node == node for m in task.plan.members):
         return False
     elsewhere = [m for m in task.plan.members if m.node != node]
-    for member in elsewhere:
-        worker = task.workers.get(member.worker)
-        stalled = worker.stalled if worker is not None else None
-        if member.rank in task.reports or (stalled and stalled.waiting_in_collective):
-            return True
-    return False
+    if any(member.rank in task.reports for member in elsewhere):
+        return True
+    nodes = step.state.nodes
+    heard = [task.workers[m.worker] for m in elsewhere if m.worker in task.workers and is_heard(nodes.get(m.node))]
+    return do_all_wait([worker.stalled for worker in heard])
+
+
+def is_heard(node: NodeState | None) -> bool:
+    return node is not None and node.phase is NodePhase.UP
+
+
+def do_all_wait(stalls: Collection[WorkerStalled | None]) -> bool:
+    """In a collective, by all that is known; not of nobody."""
+    return bool(stalls) and all(stalled is not None and stalled.waiting_in_collective for stalled in stalls)
 
 
 def _is_waiting(task: TaskState, node: str) -> bool:
