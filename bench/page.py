@@ -89,10 +89,8 @@ def corpus(halves: dict[str, Any]) -> list[str]:
         met = ", ".join(f"{what} {words[is_met]}" for what, is_met in found["met"].items())
         goals = ", ".join(f"{what} {percent:g} %" for what, percent in found["goals_percent"].items())
         lines += ["", *("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))]
-        lines += [
-            "",
-            f"Goals, of confident rows: {goals}. Met: {met}. {len(found['misses'])} rows are answered wrongly.",
-        ]
+        wrong = len(found["misses"])
+        lines += ["", f"Goals (roots of all rows, others of confident ones): {goals}. Met: {met}. Wrong: {wrong} rows."]
     return lines
 
 

@@ -79,9 +79,11 @@ class BeatReplay {
  public:
   using Change = std::tuple<double, uint32_t, std::string, int64_t>;
 
-  BeatReplay(uint32_t num_nodes, int64_t period_ms, int64_t look_ms)
-      : num_nodes_(num_nodes), look_ns_(std::max<int64_t>(look_ms, 1) * kNsPerMs), table_(look_ns_ / kNsPerMs) {
-    if (period_ms < 1) throw Error(ErrorCode::kInvalidArgument, "a period is 1 ms or more");
+  explicit BeatReplay(int64_t look_ms) : look_ns_(look_ms * kNsPerMs), table_(look_ms) {}
+
+  // Nodes 0 to num_nodes - 1, from the beginning on.
+  void watch(uint32_t num_nodes, int64_t period_ms) {
+    num_nodes_ = num_nodes;
     for (uint32_t node = 0; node < num_nodes; ++node) table_.watch(node, kIncarnation, kKey, period_ms, at(0.0));
   }
 
@@ -150,7 +152,7 @@ class BeatReplay {
     }
   }
 
-  const uint32_t num_nodes_;
+  uint32_t num_nodes_ = 0;
   const int64_t look_ns_;
   int64_t next_look_ns_ = at(0.0).ns;
   monitor::LivenessTable table_;
@@ -195,7 +197,13 @@ void register_liveness(py::module_& module) {
       .def("facts", &facts_of)
       .def("close", &Heart::close, ReleaseGil());
   py::class_<BeatReplay>(module, "BeatReplay", py::is_final())
-      .def(py::init<uint32_t, int64_t, int64_t>(), py::arg("num_nodes"), py::arg("period_ms"), py::arg("look_ms"))
+      .def(py::init([](uint32_t num_nodes, int64_t period_ms, int64_t look_ms) {
+             if (period_ms < 1 || look_ms < 1) throw Error(ErrorCode::kInvalidArgument, "give 1 ms or more");
+             auto replay = std::make_unique<BeatReplay>(look_ms);
+             replay->watch(num_nodes, period_ms);
+             return replay;
+           }),
+           py::arg("num_nodes"), py::arg("period_ms"), py::arg("look_ms"))
       .def("replay", &BeatReplay::replay, py::arg("nodes"), py::arg("sequences"), py::arg("at_ms"), py::arg("seen"),
            py::arg("pauses"), py::arg("until_ms"));
 }

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import healthy
+import healthy_beats
 from unicron import _core
 
 COMPUTE = 2
@@ -66,8 +67,11 @@ def test_bad_tables_are_refused() -> None:
 def test_a_healthy_run_alarms_nobody() -> None:
     """A sample of `bench_detection.py --healthy 1000000`, which is the whole check."""
     result = healthy.check(iterations=30_000, seed=1)
-    assert (result.stalls, result.slow) == ([], [])
+    assert (result.stalls, result.slow, result.beats.nodes) == ([], [], [])
     assert result.intervals > 1_000_000
+    beats = result.beats
+    assert beats.freezes > 10 and beats.clock_steps and beats.bursts > 100
+    assert beats.suspicions > 100 and beats.unanswered > 100 and beats.vouched > beats.suspicions, "it is no calm run"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -80,6 +84,60 @@ def test_a_straggler_in_that_run_is_found_in_twenty_iterations(seed: int) -> Non
 def test_a_hang_in_that_run_would_be_told() -> None:
     result = healthy.check(iterations=2_000, seed=1, hang=(2, 1_500, 60_000.0))
     assert {level for _, level in result.stalls} == {2}
+
+
+@pytest.mark.parametrize("in_burst", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_node_that_is_gone_in_that_run_is_lost_and_no_other(seed: int, in_burst: float) -> None:
+    """Also where the coordinator hears little of anybody meanwhile."""
+    result = healthy.check(iterations=1_000, seed=seed, silence=(3, 500, in_burst))
+    ((at_ms, node, evidence),) = result.beats.nodes
+    assert (node, evidence.partition(",")[0]) == (3, "nobody hears its beats")
+    gone_ms = healthy._silence(3, 500, in_burst).begin_ms
+    assert gone_ms < at_ms < gone_ms + 10_000.0
+
+
+def test_a_node_whose_beats_alone_are_gone_is_not_lost() -> None:
+    """Nobody ever waits for it: silence is suspicion, however long."""
+    silence = healthy_beats.Silence(2, 1_000_000.0, waits_ms=float("inf"))
+    beats = healthy_beats.Beats(1, silence)
+    beats.run(0.0, 2_000_000.0, [])
+    assert beats.result.suspicions and not beats.result.nodes
+    beats.run(2_000_000.0, 2_100_000.0, [healthy_beats.Echo(2_050_000.0, 2_051_000.0, 3)])
+    assert not beats.result.nodes, "all wait for another"
+    beats.run(2_100_000.0, 2_200_000.0, [healthy_beats.Echo(2_150_000.0, 2_151_000.0, 2)])
+    assert [node for _, node, _ in beats.result.nodes] == [2]
+
+
+def test_who_is_waited_for() -> None:
+    waits = [(1_000.0 + node, 3_000.0, node) for node in range(healthy_beats.NODES)]
+    assert healthy_beats.echoes_of(waits[:2]) == []
+    (found,) = healthy_beats.echoes_of([each for each in waits if each[2] != 5])
+    assert (found.node, found.begin_ms) == (5, 1_007.0) and found.end_ms > 3_000.0
+    assert {each.node for each in healthy_beats.echoes_of(waits)} == set(range(healthy_beats.NODES))
+
+
+def test_beats_of_wrong_shapes_are_refused() -> None:
+    table = _core.BeatReplay(2, 500, 50)
+    one, none, ms = np.zeros(1, dtype=np.int32), np.empty(0, dtype=np.int32), np.zeros(1)
+    with pytest.raises(_core.UnicronError, match="differ in length"):
+        table.replay(one, none, ms, none, np.empty(0), 100.0)
+    with pytest.raises(_core.UnicronError, match="differ in length"):
+        table.replay(one, one, ms, one, np.empty(0), 100.0)
+    with pytest.raises(_core.UnicronError, match="give 1 ms or more"):
+        _core.BeatReplay(2, 0, 50)
+    assert table.replay(one, one + 1, ms, none, np.empty(0), 5_000.0)[0][1:] == (0, "heard", 0)
+
+
+def test_beats_are_read_and_looks_are_taken_in_simulated_time() -> None:
+    table = _core.BeatReplay(1, 500, 50)
+    numbers = np.arange(20, dtype=np.int32)
+    nodes, none = np.zeros(20, dtype=np.int32), np.empty(0, dtype=np.int32)
+    changes = table.replay(nodes, numbers + 1, 500.0 * numbers, none, np.empty(0), 12_000.0)
+    assert [(hearing, at) for at, _, hearing, _ in changes] == [("heard", 0.0), ("silent", 10_600.0)]
+    thawed = np.array([12_000.0, 42_000.0])
+    more = table.replay(nodes[:1], numbers[:1] + 21, np.array([42_000.0]), none, thawed, 43_200.0)
+    assert [(hearing, at) for at, _, hearing, _ in more] == [("heard", 42_000.0), ("silent", 43_100.0)]
 
 
 @pytest.mark.parametrize("onset", range(100, 108))
