@@ -130,7 +130,7 @@ def _intervals(rng: np.random.Generator, compute: Floats) -> Floats:
 
 def _judge(
     rng: np.random.Generator, result: Result, times: list[_core.PhaseTimes], first: int, compute: Floats, asleep: Floats
-) -> tuple[float, list[healthy_beats.Echo]]:
+) -> tuple[float, list[healthy_beats.Wait]]:
     """Returns when the chunk ends, and when which ranks are known to wait."""
     ms = _intervals(rng, compute)
     ends = result.ended_ms + ms.sum(axis=2).max(axis=1).cumsum()
@@ -157,14 +157,11 @@ def _judge(
         root = _verdict(of_iteration, asleep[index] / compute[index])
         if root:
             result.stalls.append((first + index, root))
-    echoes: list[healthy_beats.Echo] = []
-    for index in sorted(told):
-        mine = [each for each in told[index] if each.place == MICRO_BATCHES]
-        begins = [reduced[index] - waits[index, each.rank] + each.budget_ms for each in mine]
-        echoes += healthy_beats.echoes_of(
-            [(begin, reduced[index], e.rank) for begin, e in zip(begins, mine, strict=True)]
-        )
-    return result.ended_ms, sorted(echoes)
+    known = [
+        healthy_beats.wait(reduced[index] - waits[index, each.rank] + each.budget_ms, reduced[index], each.rank)
+        for index, of_iteration in told.items() for each in of_iteration if each.place == MICRO_BATCHES
+    ]  # fmt: skip
+    return result.ended_ms, sorted(known)
 
 
 def _verdict(told: list[Told], share: Floats) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 
 from unicron import _core
 from unicron.coordinator.config import CoordinatorConfig
-from unicron.coordinator.nodes import evidence_of_loss
+from unicron.coordinator.nodes import Word, evidence_of_loss, word_of_waits
 from unicron.runtime.agent_process import SAMPLE_MS
 from unicron.runtime.beats import LOOK_MS, PERIOD_MS, WITNESSES
 from unicron.runtime.probe import PROBE_MS_MAX
@@ -65,8 +65,8 @@ class Burst(NamedTuple):
     loss: float
 
 
-class Echo(NamedTuple):
-    """A time in which the coordinator takes all ranks but that of a node for ones that wait (and maybe that, too)."""
+class Wait(NamedTuple):
+    """A time in which the coordinator takes a node's rank for one that waits."""
 
     begin_ms: float
     end_ms: float
@@ -83,7 +83,7 @@ class Result:
     vouched: int = 0
     suspicions: int = 0  # silent here and to all witnesses
     unanswered: int = 0  # probes of them
-    waits: int = 0  # times in which all ranks but one node's were told as standing still in a collective
+    waits: int = 0  # of ranks that were told as standing still in a collective
     nodes: list[tuple[float, int, str]] = field(default_factory=list)  # (ms, node, evidence): declared lost
 
     def as_json(self) -> dict[str, Any]:
@@ -129,9 +129,9 @@ class Beats:
         self._offset_ms = 0.0  # of the coordinator's clock
         self._suspects: dict[int, _Suspect] = {}
 
-    def run(self, begin_ms: float, end_ms: float, echoes: list[Echo]) -> None:
-        """echoes: sorted by their begin."""
-        self.result.waits += len(echoes)
+    def run(self, begin_ms: float, end_ms: float, waits: list[Wait]) -> None:
+        """waits: sorted by their begin."""
+        self.result.waits += len(waits)
         bursts, freezes = self._draw(begin_ms, end_ms)
         read, node, sequence, seen = self._said(end_ms, bursts)
         for at, is_read_first in freezes:
@@ -141,7 +141,7 @@ class Beats:
         read, node, sequence, seen = (each[order] for each in (read, node, sequence, seen))
         count = int(np.searchsorted(read, end_ms))
         self._late = [each[count:] for each in (read, node, sequence, seen)]
-        judge = _Judge(self, bursts, [at for at, _ in freezes], echoes)
+        judge = _Judge(self, bursts, [at for at, _ in freezes], waits)
         steps = self._steps(begin_ms, end_ms, freezes)
         done = 0
         for at in [*steps, end_ms]:
@@ -256,10 +256,10 @@ class Beats:
 class _Judge:
     """The coordinator's part: suspects are probed, and judged at every answer and verdict timer."""
 
-    def __init__(self, beats: Beats, bursts: list[Burst], freezes: list[float], echoes: list[Echo]) -> None:
+    def __init__(self, beats: Beats, bursts: list[Burst], freezes: list[float], waits: list[Wait]) -> None:
         self._beats, self._bursts, self._freezes = beats, bursts, freezes
-        self._echoes = echoes
-        self._longest_ms = max((echo.end_ms - echo.begin_ms for echo in echoes), default=0.0)
+        self._waits = waits
+        self._longest_ms = max((wait.end_ms - wait.begin_ms for wait in waits), default=0.0)
 
     def hear(self, now_ms: float, node: int, hearing: str) -> None:
         self.until(now_ms)
@@ -294,7 +294,7 @@ class _Judge:
         elapsed_ms = now_ms - suspect.since_ms
         evidence = evidence_of_loss(
             suspect.answer, "nobody hears its beats" if suspect.is_silent else "", elapsed_ms,
-            is_past=elapsed_ms >= config.silence_ms_max, has_echo=self._has_echo(node, now_ms), is_awaited=False,
+            is_past=elapsed_ms >= config.silence_ms_max, word=self._word(node, now_ms), is_awaited=False,
         )  # fmt: skip
         if not evidence:
             if suspect.coming is None:
@@ -317,25 +317,20 @@ class _Judge:
                 return unknown
         return ("alive", now_ms + 1.0)
 
-    def _has_echo(self, node: int, now_ms: float) -> bool:
+    def _word(self, node: int, now_ms: float) -> Word:
+        """Of the ranks on other nodes that are heard."""
         silence, lost = self._beats.silence, self._beats.result.nodes
         if silence is not None and not lost and now_ms >= silence.begin_ms + silence.waits_ms:
-            return True
-        place = bisect_right(self._echoes, now_ms, key=lambda echo: echo.begin_ms)
-        while place > 0 and self._echoes[place - 1].begin_ms >= now_ms - self._longest_ms:
+            return Word.ENOUGH
+        place, waiting = bisect_right(self._waits, now_ms, key=lambda wait: wait.begin_ms), set()
+        while place > 0 and self._waits[place - 1].begin_ms >= now_ms - self._longest_ms:
             place -= 1
-            if self._echoes[place].node == node and now_ms <= self._echoes[place].end_ms:
-                return True
-        return False
+            if now_ms <= self._waits[place].end_ms:
+                waiting.add(self._waits[place].node)
+        heard = [other for other in range(NODES) if other != node and other not in self._beats._suspects]
+        return word_of_waits([other in waiting for other in heard])
 
 
-def echoes_of(waits: list[tuple[float, float, int]]) -> list[Echo]:
-    """waits: (begin, end, node) of ranks that are told to wait in one collective; the end is seen with the next sample
-    of their agents. When was each node the only one that did not?"""
-    found = []
-    for node in range(NODES):
-        others = [(begin_ms, end_ms) for begin_ms, end_ms, other in waits if other != node]
-        begin_ms, end_ms = max(b for b, _ in others) if others else 0.0, min((e for _, e in others), default=0.0)
-        if len(others) == NODES - 1:
-            found.append(Echo(min(begin_ms, end_ms), end_ms + SAMPLE_MS, node))
-    return found
+def wait(begin_ms: float, end_ms: float, node: int) -> Wait:
+    """end_ms: when the rank goes on; its agent sees that with its next sample."""
+    return Wait(min(begin_ms, end_ms), end_ms + SAMPLE_MS, node)

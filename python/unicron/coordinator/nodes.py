@@ -8,6 +8,7 @@ that cannot reach it.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection
 
 from unicron.coordinator.accounting import note_speed
@@ -19,7 +20,7 @@ from unicron.coordinator.lifecycle import tell_over
 from unicron.coordinator.moves import tell as tell_move
 from unicron.coordinator.reshaping import tell as tell_change
 from unicron.coordinator.slowness import note_pace
-from unicron.coordinator.state import Hearing, NodeState, State, TaskState
+from unicron.coordinator.state import Hearing, NodeState, State, TaskState, WorkerState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.coordinator.workers import forget_worker, incident_of, is_member, note_status
@@ -30,7 +31,6 @@ from unicron.messages import (
     EndWorker,
     PublishEpoch,
     SaveAndHold,
-    WorkerStalled,
 )
 from unicron.planner.cluster import NAME, SLOTS_MAX
 from unicron.types import Method, Severity
@@ -235,32 +235,37 @@ def judge(step: Step, node: NodeState) -> bool:
     elapsed_ms = step.now_ms - node.since_ms
     awaited = node.phase is NodePhase.AWAITED
     bound_ms = step.config.return_ms_max if awaited else step.config.silence_ms_max
-    echoes = [t.name for t in step.state.tasks.values() if _has_echo(step, t, node.name)]
-    waiting = [t.name for t in step.state.tasks.values() if _is_waiting(t, node.name)]
+    words = [_word_of(step, task, node.name) for task in step.state.tasks.values()]
+    waiting = any(_is_waiting(task, node.name) for task in step.state.tasks.values())
     how = "its connection ended" if not node.is_connected else "nobody hears its beats"
-    is_past = elapsed_ms >= bound_ms
     evidence = evidence_of_loss(
-        node.probe_answer, how if _is_cut_off(node) else "", elapsed_ms, is_past=is_past, has_echo=bool(echoes),
-        is_awaited=bool(waiting),
+        node.probe_answer, how if _is_cut_off(node) else "", elapsed_ms, is_past=elapsed_ms >= bound_ms,
+        word=max(words, default=Word.NONE), is_awaited=waiting,
     )  # fmt: skip
     if evidence:
         lose_node(step, node, evidence)
     return bool(evidence)
 
 
-def evidence_of_loss(
-    answer: str, how: str, elapsed_ms: float, *, is_past: bool, has_echo: bool, is_awaited: bool
-) -> str:
+class Word(enum.IntEnum):
+    """What members elsewhere say that speaks against a node."""
+
+    NONE = 0
+    SOME_WAIT = 1  # as they do for any straggler: that a silent node is to blame would be a coincidence
+    ENOUGH = 2  # a collective failed, or all that are heard wait
+
+
+def evidence_of_loss(answer: str, how: str, elapsed_ms: float, *, is_past: bool, word: Word, is_awaited: bool) -> str:
     """What makes a suspect a lost node; "": nothing does.
 
-    answer: of its probe; how: it is cut off, "" if it is not; is_past: it was silent for its bound; has_echo: members
-    elsewhere lost their peers, or all of them wait; is_awaited: a task cannot go on without it.
+    answer: of its probe; how: it is cut off, "" if it is not; is_past: it was silent for its bound; is_awaited: a task
+    cannot go on without it.
     """
     if answer == "gone":
         return "its store endpoint refuses connections"
-    if answer == "unknown" and how and has_echo:
+    if answer == "unknown" and how and word is Word.ENOUGH:
         return f"{how}, it does not answer, and members elsewhere lost their peers"
-    if is_past and (has_echo or is_awaited):
+    if is_past and (word is not Word.NONE or is_awaited):
         return f"silent for {elapsed_ms:.0f} ms while others wait for it"
     return ""
 
@@ -270,26 +275,32 @@ def _is_cut_off(node: NodeState) -> bool:
     return node.hearing is Hearing.SILENT or (not node.is_connected and not node.beats)
 
 
-def _has_echo(step: Step, task: TaskState, node: str) -> bool:
-    """This node has members, and one elsewhere reports a failed collective, or all that are heard say that they wait:
-    a few of them wait for any straggler, and that a silent node is to blame for it would be a coincidence."""
+def _word_of(step: Step, task: TaskState, node: str) -> Word:
     if task.plan is None or not any(m.node == node for m in task.plan.members):
-        return False
+        return Word.NONE
     elsewhere = [m for m in task.plan.members if m.node != node]
     if any(member.rank in task.reports for member in elsewhere):
-        return True
-    nodes = step.state.nodes
-    heard = [task.workers[m.worker] for m in elsewhere if m.worker in task.workers and is_heard(nodes.get(m.node))]
-    return do_all_wait([worker.stalled for worker in heard])
+        return Word.ENOUGH
+    waits = [
+        _waits(task.workers[m.worker]) for m in elsewhere if m.worker in task.workers and _is_heard(step.state, m.node)
+    ]
+    return word_of_waits(waits)
 
 
-def is_heard(node: NodeState | None) -> bool:
+def word_of_waits(waits: Collection[bool]) -> Word:
+    """waits: does each member that is heard, on other nodes, wait?"""
+    if not any(waits):
+        return Word.NONE
+    return Word.ENOUGH if all(waits) else Word.SOME_WAIT
+
+
+def _waits(worker: WorkerState) -> bool:
+    return worker.stalled is not None and worker.stalled.waiting_in_collective
+
+
+def _is_heard(state: State, name: str) -> bool:
+    node = state.nodes.get(name)
     return node is not None and node.phase is NodePhase.UP
-
-
-def do_all_wait(stalls: Collection[WorkerStalled | None]) -> bool:
-    """In a collective, by all that is known; not of nobody."""
-    return bool(stalls) and all(stalled is not None and stalled.waiting_in_collective for stalled in stalls)
 
 
 def _is_waiting(task: TaskState, node: str) -> bool:
