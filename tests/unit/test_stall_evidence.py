@@ -80,6 +80,17 @@ def test_three_times_a_long_phase_is_enough_without_evidence(stalled_ms: float, 
         assert ended(driver) == [workers[1]]
 
 
+@pytest.mark.parametrize("usual_ms", [0.0, 5.0])
+def test_a_bound_that_was_stated_is_given_twice(usual_ms: float) -> None:
+    """Of the script's own code between iterations a usual is known, too, but it is not what the budget is made of."""
+    driver, workers = cluster()
+    told: dict[str, object] = {"budget_ms": 120_000.0, "stalled_ms": 120_100.0, "usual_ms": usual_ms}
+    driver.stalled(workers[1], waiting=False, cpu=Cpu.BUSY, stage=Stage.IDLE, **told)
+    assert not ended(driver)
+    driver.fire(f"stall/{workers[1]}")
+    assert ended(driver) == [workers[1]]
+
+
 def test_one_that_had_no_processor_is_ended_after_many_budgets_though_others_wait() -> None:
     """Found by the soak: on a machine loaded to many times its cores a rank was ended for its neighbours' load."""
     driver, workers = cluster()

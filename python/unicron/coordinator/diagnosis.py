@@ -16,6 +16,7 @@ from unicron.types import Cpu, Method, PlanKind, Rank, Stage
 
 OF_THE_NODE = ("StateAddressGone",)  # types of exceptions that say nothing about the code
 STARVED_BUDGETS = 8  # of one that had no processor, before its clock alone is enough
+LEARNED_MAX = 15.0  # times its usual a budget is that was learned (what was survived is in it); more was stated
 LONELY_MS_MIN = 3_000.0  # of one that computes and that nobody waits for, yet
 
 
@@ -83,7 +84,7 @@ def root_of(
     """stalls: what is known of members that stand still; threads: of members that an exception took a thread from.
 
     Suspected (1.5 times its usual): only if all others wait and nothing of it runs. Sure (3 times): if any other waits,
-    or nothing of it runs. A lonely one that computes is given LONELY_MS_MIN, because it may be at work.
+    or nothing of it runs. A lonely one that computes is given LONELY_MS_MIN at least, because it may be at work.
     """
     waiting = {name for name, stalled in stalls.items() if stalled.waiting_in_collective}
     for name, stalled in sorted(stalls.items(), key=lambda each: each[1].rank):
@@ -114,10 +115,10 @@ def _second_signal(stalled: WorkerStalled, others: int, waiting: int, thread: Ex
 
 def _alone(stalled: WorkerStalled) -> str:
     """Its clock is all there is: enough after 3 times its usual where that is long, because a short phase may have a
-    long piece of work. A bound that somebody stated (no usual) is given twice, several of them where it starved."""
+    long piece of work. A bound that somebody stated is given twice, several of them where it starved."""
     if stalled.cpu is Cpu.STARVED:
         factor, least_ms = STARVED_BUDGETS, STARVED_BUDGETS * stalled.budget_ms
-    elif stalled.usual_ms:
+    elif stalled.budget_ms <= LEARNED_MAX * stalled.usual_ms:
         factor, least_ms = 1, max(stalled.budget_ms, LONELY_MS_MIN)
     else:
         factor, least_ms = 2, 2 * stalled.budget_ms
