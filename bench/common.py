@@ -100,6 +100,13 @@ def _version(name: str) -> str:
         return ""
 
 
+def command() -> str:
+    """What was asked for; "" where no bench is what runs."""
+    path = Path(sys.argv[0])
+    asked = [argument for argument in sys.argv[1:] if argument != "--json"]
+    return " ".join([path.name, *asked]) if path.name.startswith("bench_") else ""
+
+
 # ---------------------------------------------------------------- what
 
 
@@ -162,6 +169,7 @@ class Bench:
         return {
             "bench": self.title,
             "unit": self.unit,
+            "command": command(),
             "baseline": self.baseline or None,
             "machine": self.machine,
             "configuration": self.configuration,

@@ -1,8 +1,9 @@
 """A worker without torch for bench_detection.py: computes, then waits for all others, iteration after iteration.
 
-argv: folder shared by the task's workers, milliseconds of a micro-batch. The reduction is a real wait among real
-processes: a counter a rank in a shared file. SIGUSR1 makes this worker slower (SLOWER: ten percent), SIGUSR2 ends
-that. BALLAST_MIB: memory that a holder of rank 1 touches. Faults are those of unicron.faults, armed by `inject`.
+argv: folder shared by the task's workers, milliseconds of a micro-batch (MICRO_BATCHES of them an iteration). The
+reduction is a real wait among real processes: a counter a rank in a shared file. SIGUSR1 makes this worker slower
+(SLOWER: ten percent), SIGUSR2 ends that. BALLAST_MIB: memory that a holder of rank 1 touches. Faults are those of
+unicron.faults, armed by `inject`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from unicron.runtime import framing
 from unicron.types import EpochPlan, Rank, Stage, WaitKind
 
 FOLDER, MICRO_BATCH_S = Path(sys.argv[1]), float(sys.argv[2]) / 1000
-MICRO_BATCHES, STEP_S, POLL_S = 4, 0.002, 0.0005
+MICRO_BATCHES, STEP_S, POLL_S = int(os.environ.get("MICRO_BATCHES", "4")), 0.002, 0.0005
 RANKS_MAX, ARENA_BYTES = 64, 4096
 SLOWER = float(os.environ.get("SLOWER", "1.1"))
 WORKER = os.environ["UNICRON_WORKER"]

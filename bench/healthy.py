@@ -3,25 +3,31 @@
 Eight data-parallel ranks; an iteration is four micro-batches, the reduction (in which all wait for the slowest), commit
 and step. What happens in it besides: noise, a heavy tail up to one more micro-batch, pauses of a garbage collector,
 reads that wait for storage, checkpoints that slow their writer, evaluations after which everything is cold, clocks
-that are set. A verdict is what coordinator/diagnosis.py takes for one: both signals together. MODELLED: durations are
-drawn from seeded distributions, nothing here is measured.
+that are set. A verdict is the coordinator's own (coordinator/diagnosis.py), of what the ranks' agents would tell.
+Beside it go the beats of the ranks' nodes (bench/healthy_beats.py). MODELLED: durations are drawn from seeded
+distributions, nothing here is measured.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+import healthy_beats
 from unicron import _core
+from unicron.agent.config import AgentConfig
+from unicron.coordinator.diagnosis import are_all_waiting, root_of
 from unicron.coordinator.job import Job
-from unicron.types import Stage, WaitKind
+from unicron.messages import WorkerStalled
+from unicron.types import Cpu, Stage, WaitKind
 
 RANKS, MICRO_BATCHES = 8, 4
 COMPUTE_MS, REDUCE_MS, COMMIT_MS, STEP_MS = 2_000.0, 60.0, 5.0, 80.0
 CHUNK = 10_000  # iterations made at once
-FLOOR_MS = 1_500.0  # AgentConfig.stall_ms_min
-WATCHED_MS = 1_000.0  # AgentConfig.sample_ms_max: what a clock that jumps can add to a standstill
+AGENT = AgentConfig(node="", incarnation=1, slots=1, understudies=0, store="", store_key="")
+WATCHED_MS = AGENT.sample_ms_max  # what a clock that jumps can add to a standstill
 SLEEPS = 0.95  # of a standstill, for its process to count as asleep (agent/progress.py)
 SAVE_EVERY, EVALUATE_EVERY, CLOCK_STEP_EVERY = 500, 1_000, 40_000
 ORDER = (*[Stage.COMPUTE] * MICRO_BATCHES, Stage.REDUCE, Stage.COMMIT, Stage.STEP)
@@ -36,6 +42,12 @@ class Result:
     suspicions: int = 0  # told to the coordinator, and not enough for it
     stalls: list[tuple[int, int]] = field(default_factory=list)  # (iteration, level of the root): would be ended
     slow: list[tuple[int, str, int]] = field(default_factory=list)  # (iteration, kind, index)
+    beats: healthy_beats.Result = field(default_factory=healthy_beats.Result)
+    ended_ms: float = 0.0  # of simulated time
+
+    @property
+    def alarms(self) -> int:
+        return len(self.stalls) + len(self.slow) + len(self.beats.nodes)
 
 
 @dataclass(frozen=True)
@@ -44,22 +56,44 @@ class Faults:
     hang: tuple[int, int, float] | None = None  # (rank, iteration, ms)
 
 
+class Told(NamedTuple):
+    """What an agent would have told of one interval."""
+
+    iteration: int  # of the chunk
+    rank: int
+    place: int  # in ORDER
+    level: int
+    usual_ms: float
+    budget_ms: float
+    stood_ms: float
+
+
 def check(
-    iterations: int, seed: int = 0, *, noise: float = 0.03,
-    straggler: tuple[int, float, int] | None = None, hang: tuple[int, int, float] | None = None,
+    iterations: int, seed: int = 0, *, noise: float = 0.03, straggler: tuple[int, float, int] | None = None,
+    hang: tuple[int, int, float] | None = None, silence: tuple[int, int, float] | None = None,
 ) -> Result:  # fmt: skip
-    """What the statistics say of a run. noise: standard deviation of the logarithm of a micro-batch's time."""
+    """What the statistics say of a run. noise: standard deviation of the logarithm of a micro-batch's time. silence:
+    (node, iteration in whose middle it is gone, share of all beats lost in a burst around that)."""
     rng = np.random.default_rng(seed)
     job = Job("healthy", ("train.py",))
-    times = [_core.PhaseTimes(job.stall_factor, FLOOR_MS) for _ in range(RANKS)]
+    times = [_core.PhaseTimes(job.stall_factor, AGENT.stall_ms_min) for _ in range(RANKS)]
     pace = _core.PaceTable([0] * RANKS, [(int(WaitKind.DP), list(range(RANKS)))], job.slow_ratio)
-    result = Result(iterations)
+    beats = healthy_beats.Beats(seed + 1, None if silence is None else _silence(*silence))
+    result = Result(iterations, beats=beats.result)
     for first in range(0, iterations, CHUNK):
         number = min(CHUNK, iterations - first)
         compute, asleep = _compute(rng, first, number, noise, Faults(straggler, hang))
-        _judge(rng, result, times, first, compute, asleep)
+        begin_ms = result.ended_ms
+        beats.run(begin_ms, *_judge(rng, result, times, first, compute, asleep))
         _compare(rng, result, pace, first, compute)
     return result
+
+
+def _silence(node: int, iteration: int, in_burst: float) -> healthy_beats.Silence:
+    """The others compute on, and wait for it when they are done: that is told after the least that is a stall."""
+    iteration_ms = MICRO_BATCHES * COMPUTE_MS + REDUCE_MS + COMMIT_MS + STEP_MS
+    waits_ms = MICRO_BATCHES / 2 * COMPUTE_MS + AGENT.stall_ms_min
+    return healthy_beats.Silence(node, (iteration + 0.5) * iteration_ms, waits_ms, in_burst)
 
 
 def _compute(rng: np.random.Generator, first: int, number: int, noise: float, faults: Faults) -> tuple[Floats, Floats]:
@@ -96,8 +130,12 @@ def _intervals(rng: np.random.Generator, compute: Floats) -> Floats:
 
 def _judge(
     rng: np.random.Generator, result: Result, times: list[_core.PhaseTimes], first: int, compute: Floats, asleep: Floats
-) -> None:
+) -> tuple[float, list[healthy_beats.Wait]]:
+    """Returns when the chunk ends, and when which ranks are known to wait."""
     ms = _intervals(rng, compute)
+    ends = result.ended_ms + ms.sum(axis=2).max(axis=1).cumsum()
+    reduced = ends - ms[:, :, MICRO_BATCHES + 1 :].sum(axis=2).max(axis=1)
+    waits = ms[:, :, MICRO_BATCHES].copy()
     number, _, width = ms.shape
     stood = ms.copy()
     for _ in range(rng.poisson(number / CLOCK_STEP_EVERY)):
@@ -105,33 +143,52 @@ def _judge(
         ms[at] += rng.choice((-3.6e6, 3.6e6))
         stood[at] += WATCHED_MS
     stages = np.tile(np.array(ORDER, dtype=np.int32), number)
-    levels = np.zeros(ms.shape, dtype=np.int8)
+    told: dict[int, list[Told]] = {}
     for rank in range(RANKS):
-        told = times[rank].replay(stages, ms[:, rank].ravel(), stood[:, rank].ravel())
-        for index, level in told:
-            levels[index // width, rank, index % width] = level
+        replayed = times[rank].replay(stages, ms[:, rank].ravel(), stood[:, rank].ravel())
+        for index, level, usual_ms, budget_ms in replayed:
+            iteration, place = divmod(index, width)
+            found = Told(iteration, rank, place, level, usual_ms, budget_ms, float(stood[iteration, rank, place]))
+            told.setdefault(iteration, []).append(found)
     result.intervals += ms.size
-    result.suspicions += int((levels > 0).sum())
-    for index in np.flatnonzero(levels.any(axis=(1, 2))).tolist():
-        root = _verdict(levels[index], asleep[index] / compute[index])
+    result.suspicions += sum(map(len, told.values()))
+    result.ended_ms = float(ends[-1])
+    for index, of_iteration in sorted(told.items()):
+        root = _verdict(of_iteration, asleep[index] / compute[index])
         if root:
             result.stalls.append((first + index, root))
+    known = [
+        healthy_beats.wait(reduced[index] - waits[index, each.rank] + each.budget_ms, reduced[index], each.rank)
+        for index, of_iteration in told.items() for each in of_iteration if each.place == MICRO_BATCHES
+    ]  # fmt: skip
+    return result.ended_ms, sorted(known)
 
 
-def _verdict(levels: Floats, share: Floats) -> int:
-    """The level of the root, by the rules of diagnosis.stall_root and all_wait; 0: nobody is ended."""
-    waits = levels[:, MICRO_BATCHES]
-    for rank in range(RANKS):
-        others = np.delete(waits, rank)
-        alone = np.delete(levels[rank], MICRO_BATCHES)
-        level = int(alone.max())
-        place = int(alone.argmax())
-        sleeps = place < MICRO_BATCHES and share[rank, place] >= SLEEPS
-        if level and sleeps and others.all():
-            return level
-        if level == 2 and (sleeps or others.any()):
-            return level
-    return 2 if bool((waits == 2).all()) else 0
+def _verdict(told: list[Told], share: Floats) -> int:
+    """The level of the root by the coordinator's rules, of what is told in an iteration; 0: nobody is ended. That all
+    of it is known at once is more than a coordinator has."""
+    members = [str(rank) for rank in range(RANKS)]
+    waits = {str(each.rank): _stalled(each, share) for each in told if each.place == MICRO_BATCHES}
+    for each in told:
+        if each.place == MICRO_BATCHES:
+            continue
+        name = str(each.rank)
+        found = root_of({**waits, name: _stalled(each, share)}, members, {})
+        if found is not None:
+            return each.level
+    return 2 if are_all_waiting([waits.get(name) for name in members]) else 0
+
+
+def _stalled(told: Told, share: Floats) -> WorkerStalled:
+    """What its agent would say of it."""
+    sleeps = told.place < MICRO_BATCHES and share[told.rank, told.place] >= SLEEPS
+    is_wait = told.place == MICRO_BATCHES
+    return WorkerStalled(
+        node=str(told.rank), task="healthy", worker=str(told.rank), rank=told.rank, stage=ORDER[told.place],
+        iteration=told.iteration, micro_batch=told.place if told.place < MICRO_BATCHES else -1,
+        waiting_in_collective=is_wait, stalled_ms=told.stood_ms, budget_ms=told.budget_ms, fault_ns=0, seen_ns=0,
+        is_sure=told.level == 2, usual_ms=told.usual_ms, cpu=Cpu.IDLE if sleeps else Cpu.BUSY,
+    )  # fmt: skip
 
 
 def _compare(

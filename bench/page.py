@@ -22,7 +22,8 @@ INTRODUCTION = """# Benchmarks
 
 Made by `python bench/page.py` out of the files in `bench/results/`: change a number by measuring again. `unicron bench`
 lists the benches, `make bench` runs those that fit a CPU and `make bench-check` compares a new run with the kept one by
-the ratios inside each run. A machine shared with others is noisy: medians are given, with the least and the most.
+the ratios inside each run. A machine shared with others is noisy: medians are given, with the 99th percentile, the
+least and the most. A row that has a goal says so, and whether its median meets it; older results have none.
 """
 
 
@@ -59,6 +60,7 @@ def section(name: str, result: dict[str, Any], picture: str) -> str:
         *(["", settings] if settings else []),
         "",
         *table(result),
+        *corpus(result.get("corpus") or {}),
     ]
     if picture:
         lines += ["", f"![{result['bench']}]({picture})"]
@@ -66,12 +68,34 @@ def section(name: str, result: dict[str, Any], picture: str) -> str:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    known = ["case", "median", "min", "max", "runs", "ratio"]
-    facts = dict.fromkeys(key for row in result["rows"] for key in row if key not in (*known, "p99"))
-    names = [*known[:5], *(["ratio"] if result["baseline"] else []), *facts]
+    known = ["case", "median", "p99", "min", "max", "runs", "ratio"]
+    facts = dict.fromkeys(key for row in result["rows"] for key in row if key not in known)
+    has = {"p99": any("p99" in row for row in result["rows"]), "ratio": bool(result["baseline"])}
+    names = [*(name for name in known if has.get(name, True)), *facts]
     head = [f"x {result['baseline']}" if name == "ratio" else name for name in names]
     rows = [[common.plain(row.get(name, "")) for name in names] for row in result["rows"]]
     return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def corpus(halves: dict[str, Any]) -> list[str]:
+    """What bench_classify.py adds where the corpus of failures was there: right answers of those asked for."""
+    lines = []
+    for half, found in halves.items():
+        families = found["families"]
+        whats = [what for what in dict.fromkeys(w for each in families.values() for w in each) if what != "false root"]
+        rows = [[family, *map(_right, (counts.get(what) for what in whats))] for family, counts in families.items()]
+        head = [f"{half} half of the corpus", *whats]
+        words = {True: "yes", False: "no", None: "not judged"}
+        met = ", ".join(f"{what} {words[is_met]}" for what, is_met in found["met"].items())
+        goals = ", ".join(f"{what} {percent:g} %" for what, percent in found["goals_percent"].items())
+        lines += ["", *("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))]
+        wrong = len(found["misses"])
+        lines += ["", f"Goals (roots of all rows, others of confident ones): {goals}. Met: {met}. Wrong: {wrong} rows."]
+    return lines
+
+
+def _right(count: dict[str, int] | None) -> str:
+    return f"{count['right']} of {count['of']}" if count else ""
 
 
 def draw(name: str, result: dict[str, Any], folder: Path) -> str:

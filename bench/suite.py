@@ -36,7 +36,7 @@ SUITE: dict[str, tuple[str, ...]] = {
     "model": (),
     "allocation": ("--runs", "20"),
     "classify": (),
-    "detection": ("--runs", "3"),
+    "detection": ("--runs", "3", "--long-runs", "1"),
     "recovery": ("--runs", "3", "--nodes", "1", "--torchrun", "1"),
     "transition": ("--runs", "1", "--layouts", "1,1,4", "2,1,2", "--exact-rounds", "2"),
     "overhead": ("--minutes", "3"),

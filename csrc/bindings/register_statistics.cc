@@ -39,10 +39,11 @@ const char* name_of(monitor::SlowKind kind) {
   return "drift";
 }
 
-// Intervals that ended, one after another; those that would have been told while they lasted: (index, level).
-// stood_ms: as long as an agent watched each of them, which is not what a clock that was set says.
-std::vector<std::pair<int64_t, int>> replay_phases(PhaseTimes& times, const py::object& stages, const py::object& ms,
-                                                   const py::object& stood_ms) {
+// Intervals that ended, one after another; those that would have been told while they lasted: (index, level, usual ms,
+// budget ms of that level). stood_ms: as long as an agent watched each of them, which is not what a clock that was set
+// says.
+std::vector<std::tuple<int64_t, int, double, double>> replay_phases(PhaseTimes& times, const py::object& stages,
+                                                                    const py::object& ms, const py::object& stood_ms) {
   const std::vector<int32_t> stage = read_array<int32_t>(stages, "stages");
   const std::vector<double> took = read_array<double>(ms, "ms");
   const std::vector<double> stood = read_array<double>(stood_ms, "stood_ms");
@@ -50,10 +51,14 @@ std::vector<std::pair<int64_t, int>> replay_phases(PhaseTimes& times, const py::
     throw Error(ErrorCode::kInvalidArgument, "stages, ms and stood_ms differ in length");
   }
   const py::gil_scoped_release release;
-  std::vector<std::pair<int64_t, int>> stalls;
+  std::vector<std::tuple<int64_t, int, double, double>> stalls;
   for (size_t index = 0; index < took.size(); ++index) {
     const monitor::Stall stall = times.judge(stage[index], stood[index]);
-    if (stall != monitor::Stall::kNone) stalls.emplace_back(static_cast<int64_t>(index), static_cast<int>(stall));
+    if (stall != monitor::Stall::kNone) {
+      const monitor::PhaseBudget budget = times.budget(stage[index]).value();
+      const double budget_ms = stall == monitor::Stall::kSure ? budget.sure_ms : budget.suspect_ms;
+      stalls.emplace_back(static_cast<int64_t>(index), static_cast<int>(stall), budget.usual_ms, budget_ms);
+    }
     times.add(stage[index], took[index]);
   }
   return stalls;

@@ -152,6 +152,18 @@ class Heart:
 
     def close(self) -> None: ...
 
+@final
+class BeatReplay:
+    """The table that Heart keeps (csrc/monitor/liveness.h), in simulated time."""
+
+    def __init__(self, num_nodes: int, period_ms: int, look_ms: int) -> None: ...
+    def replay(
+        self, nodes: object, sequences: object, at_ms: object, seen: object, pauses: object, until_ms: float
+    ) -> list[tuple[float, int, str, int]]:
+        """Read beats (arrays of int32, at_ms float64) in this order; seen: pairs (node, ms since the sender heard it;
+        negative: never) of each, equally many; pauses (float64): begin and end of times without a look. Looks until
+        until_ms; (at, node, heard | vouched | silent, ms since it was heard here) of what changed."""
+
 BEAT_COORDINATOR: int  # the node number of the coordinator's answers
 
 def write_beat(node: int, incarnation: int, sequence: int, key: bytes, seen: list[tuple[int, int]]) -> bytes:
@@ -583,9 +595,9 @@ class PhaseTimes:
     def budget(self, stage: int) -> tuple[float, float, float] | None:
         """(usual, suspect, sure) in ms; None while too little is known."""
 
-    def replay(self, stages: object, ms: object, stood_ms: object) -> list[tuple[int, int]]:
-        """Add intervals (arrays of int32 and float64); (index, 1 suspect or 2 sure) of those that would have been told
-        while they lasted, of which an agent watched stood_ms."""
+    def replay(self, stages: object, ms: object, stood_ms: object) -> list[tuple[int, int, float, float]]:
+        """Add intervals (arrays of int32 and float64); (index, 1 suspect or 2 sure, usual ms, budget ms) of those that
+        would have been told while they lasted, of which an agent watched stood_ms."""
 
 class PaceTable:
     """Who is slow among the ranks of a task: csrc/monitor/pace.h says how it is decided."""

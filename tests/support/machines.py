@@ -147,9 +147,9 @@ class Coordinator:
         self, name: str, *, waiting: bool, stalled_ms: float = 500.0, stage: Stage = Stage.COMPUTE, **fields: Any
     ) -> None:
         worker = self.worker(name)
-        fields.setdefault("epoch", self.task.epoch)
+        fields = {"epoch": self.task.epoch, "budget_ms": 400.0, "fault_ns": 0, "seen_ns": 1, **fields}
         stalled = WorkerStalled(
-            worker.node, TASK, name, worker.rank, stage, 5, 1, waiting, stalled_ms, 400.0, 0, 1, **fields,
+            worker.node, TASK, name, worker.rank, stage, 5, 1, waiting, stalled_ms, **fields,
         )  # fmt: skip
         self.feed(on.AgentMessage(worker.node, stalled))
 

@@ -107,6 +107,22 @@ def test_a_new_epoch_begins_the_clock_again() -> None:
     assert stand(agent, 13_500.0, 13_500.0)
 
 
+def test_the_iteration_in_which_an_epoch_began_teaches_nothing() -> None:
+    """Found by the detection bench: who had waited for an heir took that for usual, and did not say the next time."""
+    agent = learned()
+    reduce = int(Stage.REDUCE)
+    here: dict[str, object] = {"iteration": 1, "progress": 11, "stage": Stage.REDUCE, "waiting": True}
+    sampled(agent, 10_100.0, **here, intervals=((reduce, 1, 5.0), (reduce, 1, 6.0)))
+    member = Member(0, "n0", W, 0)
+    agent.order(PublishEpoch(EpochPlan("t", 2, PlanKind.RECONNECT, Layout(), (0,), (member,))))
+    sampled(agent, 10_200.0, **here)
+    sampled(agent, 24_000.0, iteration=1, progress=12, stage=Stage.STEP, intervals=((reduce, 1, 13_800.0),))
+    again = {**here, "iteration": 2, "progress": 20}
+    sampled(agent, 30_000.0, **again, since_ns=30_000 * MS)
+    quiet(agent, 30_100.0, 31_500.0, **again)
+    assert stand(agent, 31_600.0, 31_600.0, **again).usual_ms == 6.0
+
+
 def test_first_iteration_has_a_budget_of_its_own() -> None:
     agent = Agent()
     agent.live((W, 0, 0, False))

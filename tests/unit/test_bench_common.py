@@ -44,6 +44,12 @@ def test_json(bench: common.Bench, capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
 
 
+def test_a_result_says_how_it_was_asked_for(bench: common.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench.as_json()["command"] == ""
+    monkeypatch.setattr("sys.argv", ["/checkout/bench/bench_widths.py", "--json", "--runs", "9"])
+    assert bench.as_json()["command"] == "bench_widths.py --runs 9"
+
+
 def test_no_samples_is_an_error(bench: common.Bench) -> None:
     with pytest.raises(ValueError, match="no samples for nothing"):
         bench.add("nothing", [])

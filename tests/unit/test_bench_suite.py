@@ -67,6 +67,36 @@ def test_every_bench_of_the_suite_is_there() -> None:
     assert all((suite.HERE / f"bench_{name}.py").is_file() for name in suite.SUITE)
 
 
+def test_the_answers_to_the_corpus_come_onto_the_page() -> None:
+    """bench_classify.py adds them where the corpus is there; a result without them is shown as any other."""
+    counts = {"root": {"right": 3, "of": 4}, "severity": {"right": 9, "of": 9}, "false root": {"right": 0, "of": 1}}
+    halves = {
+        "odd": {
+            "families": {"all": counts, "xid": {"severity": {"right": 5, "of": 5}}},
+            "goals_percent": {"severity": 88.0}, "met": {"severity": True, "no false root": False, "root": None},
+            "misses": [{}],
+        }
+    }  # fmt: skip
+    said = "Goals (roots of all rows, others of confident ones): severity 88 %."
+    met = "Met: severity yes, no false root no, root not judged."
+    assert page.corpus(halves) == [
+        "", "| odd half of the corpus | root | severity |", "| --- | --- | --- |", "| all | 3 of 4 | 9 of 9 |",
+        "| xid |  | 5 of 5 |", "", f"{said} {met} Wrong: 1 rows.",
+    ]  # fmt: skip
+    machine = {"versions": {}, "cpu": "", "cores": 2, "load_1min": 0.0}
+    rows = [{"case": "a dull log", "median": 5.0, "min": 5.0, "max": 5.0, "runs": 1}]
+    kept = {
+        "bench": "classify",
+        "unit": "MB/s",
+        "baseline": None,
+        "machine": machine,
+        "configuration": {},
+        "rows": rows,
+    }
+    assert "odd half" in page.section("2_cores/classify", {**kept, "corpus": halves}, "")
+    assert "half" not in page.section("2_cores/classify", kept, "") + page.section("c", {**kept, "corpus": {}}, "")
+
+
 def test_the_page_is_what_the_results_say(tmp_path: Path) -> None:
     sections = [
         page.section(name, each, page.draw(name, each, tmp_path / "benchmarks")) for name, each in page.results()

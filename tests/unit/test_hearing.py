@@ -22,6 +22,7 @@ from unicron.coordinator.state import Hearing, NodeState
 from unicron.coordinator.transitions import NodePhase
 from unicron.messages import AgentHeartbeat, AgentHello, BeatOrder
 from unicron.runtime.beats import WITNESSES, AgentBeats, BeatDesk
+from unicron.types import Layout
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -82,6 +83,37 @@ def test_a_silent_node_on_a_living_connection_is_lost_by_two_more_signals_only()
     driver.probed("n1", "unknown")
     assert node_of(driver).phase is NodePhase.SUSPECT
     driver.failed("n0.w0", inside=False)
+    assert node_of(driver).phase is NodePhase.LOST
+
+
+def test_that_a_few_wait_is_no_word_against_a_silent_node() -> None:
+    """They wait for any straggler. All who are heard: that is for the silent one."""
+    driver = running(Layout(dp=4, num_micro_batches=8), nodes=4, slots=1)
+    assert driver.task.plan is not None
+    members = {driver.worker(m.worker).node: m.worker for m in driver.task.plan.members}
+    for node in ("n1", "n2"):
+        driver.feed(on.NodeHeard(node))
+        driver.feed(on.NodeSilent(node, 1_000.0))
+        driver.probed(node, "unknown")
+    driver.stalled(members["n0"], waiting=True, is_sure=False)
+    driver.fire("verdict/n1")
+    assert node_of(driver).phase is NodePhase.SUSPECT
+    driver.stalled(members["n3"], waiting=True, is_sure=False)
+    driver.probed("n1", "unknown")
+    assert node_of(driver).phase is NodePhase.LOST, "what the other silent one does nobody knows"
+
+
+def test_after_a_long_silence_one_that_waits_is_enough() -> None:
+    """Another may never wait (a debugger holds it), and somebody has to go on."""
+    driver = running(Layout(dp=3, num_micro_batches=6), nodes=3, slots=1)
+    assert driver.task.plan is not None
+    members = {driver.worker(m.worker).node: m.worker for m in driver.task.plan.members}
+    driver.feed(on.NodeHeard("n1"))
+    driver.feed(on.NodeSilent("n1", 1_000.0))
+    driver.stalled(members["n0"], waiting=True, is_sure=False)
+    driver.probed("n1", "unknown")
+    assert node_of(driver).phase is NodePhase.SUSPECT
+    driver.feed(on.AgentProbed("n1", "unknown"), after_ms=driver.config.silence_ms_max)
     assert node_of(driver).phase is NodePhase.LOST
 
 

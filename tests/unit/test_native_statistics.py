@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import healthy
+import healthy_beats
 from unicron import _core
 
 COMPUTE = 2
@@ -66,8 +67,11 @@ def test_bad_tables_are_refused() -> None:
 def test_a_healthy_run_alarms_nobody() -> None:
     """A sample of `bench_detection.py --healthy 1000000`, which is the whole check."""
     result = healthy.check(iterations=30_000, seed=1)
-    assert (result.stalls, result.slow) == ([], [])
+    assert (result.stalls, result.slow, result.beats.nodes) == ([], [], [])
     assert result.intervals > 1_000_000
+    beats = result.beats
+    assert beats.freezes > 10 and beats.clock_steps and beats.bursts > 100
+    assert beats.suspicions > 100 and beats.unanswered > 100 and beats.vouched > beats.suspicions, "it is no calm run"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -80,6 +84,52 @@ def test_a_straggler_in_that_run_is_found_in_twenty_iterations(seed: int) -> Non
 def test_a_hang_in_that_run_would_be_told() -> None:
     result = healthy.check(iterations=2_000, seed=1, hang=(2, 1_500, 60_000.0))
     assert {level for _, level in result.stalls} == {2}
+
+
+@pytest.mark.parametrize("in_burst", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_node_that_is_gone_in_that_run_is_lost_and_no_other(seed: int, in_burst: float) -> None:
+    """Also where the coordinator hears little of anybody meanwhile."""
+    result = healthy.check(iterations=1_000, seed=seed, silence=(3, 500, in_burst))
+    ((at_ms, node, evidence),) = result.beats.nodes
+    assert (node, evidence.partition(",")[0]) == (3, "nobody hears its beats")
+    gone_ms = healthy._silence(3, 500, in_burst).begin_ms
+    assert gone_ms < at_ms < gone_ms + 10_000.0
+
+
+def test_a_node_whose_beats_alone_are_gone_is_not_lost() -> None:
+    """Nobody waits for it, or not all: silence is suspicion. Some are enough after a long time only."""
+    beats = healthy_beats.Beats(1, healthy_beats.Silence(2, 1_000_000.0, waits_ms=float("inf")))
+    beats.run(0.0, 1_010_000.0, [healthy_beats.Wait(1_005_000.0, 1_006_000.0, other) for other in (0, 1, 3, 4, 5, 6)])
+    assert beats.result.suspicions and not beats.result.nodes
+    beats.run(1_010_000.0, 1_200_000.0, [])
+    assert not beats.result.nodes
+    beats.run(1_200_000.0, 1_210_000.0, [healthy_beats.Wait(1_205_000.0, 1_206_000.0, 5)])
+    ((_, node, evidence),) = beats.result.nodes
+    assert node == 2 and evidence.startswith("silent for 2")
+
+
+def test_beats_of_wrong_shapes_are_refused() -> None:
+    table = _core.BeatReplay(2, 500, 50)
+    one, none, ms = np.zeros(1, dtype=np.int32), np.empty(0, dtype=np.int32), np.zeros(1)
+    with pytest.raises(_core.UnicronError, match="differ in length"):
+        table.replay(one, none, ms, none, np.empty(0), 100.0)
+    with pytest.raises(_core.UnicronError, match="differ in length"):
+        table.replay(one, one, ms, one, np.empty(0), 100.0)
+    with pytest.raises(_core.UnicronError, match="give 1 ms or more"):
+        _core.BeatReplay(2, 0, 50)
+    assert table.replay(one, one + 1, ms, none, np.empty(0), 5_000.0)[0][1:] == (0, "heard", 0)
+
+
+def test_beats_are_read_and_looks_are_taken_in_simulated_time() -> None:
+    table = _core.BeatReplay(1, 500, 50)
+    numbers = np.arange(20, dtype=np.int32)
+    nodes, none = np.zeros(20, dtype=np.int32), np.empty(0, dtype=np.int32)
+    changes = table.replay(nodes, numbers + 1, 500.0 * numbers, none, np.empty(0), 12_000.0)
+    assert [(hearing, at) for at, _, hearing, _ in changes] == [("heard", 0.0), ("silent", 10_600.0)]
+    thawed = np.array([12_000.0, 42_000.0])
+    more = table.replay(nodes[:1], numbers[:1] + 21, np.array([42_000.0]), none, thawed, 43_200.0)
+    assert [(hearing, at) for at, _, hearing, _ in more] == [("heard", 42_000.0), ("silent", 43_100.0)]
 
 
 @pytest.mark.parametrize("onset", range(100, 108))

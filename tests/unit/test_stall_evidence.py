@@ -64,6 +64,33 @@ def test_a_lonely_one_that_computes_is_given_twice_its_budget() -> None:
     assert ended(driver) == [workers[1]]
 
 
+@pytest.mark.parametrize(("stalled_ms", "budget_ms", "ends"), [
+    (6_001.0, 6_000.0, True), (3_001.0, 3_000.0, True), (2_900.0, 2_000.0, False), (1_600.0, 1_500.0, False),
+])  # fmt: skip
+def test_three_times_a_long_phase_is_enough_without_evidence(stalled_ms: float, budget_ms: float, ends: bool) -> None:
+    """A short phase may have a long piece of work; of one of seconds, three times the usual is what was promised."""
+    driver, workers = cluster()
+    usual_ms = budget_ms / 3
+    driver.stalled(
+        workers[1], waiting=False, cpu=Cpu.BUSY, usual_ms=usual_ms, budget_ms=budget_ms, stalled_ms=stalled_ms
+    )
+    assert ended(driver) == ([workers[1]] if ends else [])
+    if not ends:
+        driver.fire(f"stall/{workers[1]}")
+        assert ended(driver) == [workers[1]]
+
+
+@pytest.mark.parametrize("usual_ms", [0.0, 5.0])
+def test_a_bound_that_was_stated_is_given_twice(usual_ms: float) -> None:
+    """Of the script's own code between iterations a usual is known, too, but it is not what the budget is made of."""
+    driver, workers = cluster()
+    told: dict[str, object] = {"budget_ms": 120_000.0, "stalled_ms": 120_100.0, "usual_ms": usual_ms}
+    driver.stalled(workers[1], waiting=False, cpu=Cpu.BUSY, stage=Stage.IDLE, **told)
+    assert not ended(driver)
+    driver.fire(f"stall/{workers[1]}")
+    assert ended(driver) == [workers[1]]
+
+
 def test_one_that_had_no_processor_is_ended_after_many_budgets_though_others_wait() -> None:
     """Found by the soak: on a machine loaded to many times its cores a rank was ended for its neighbours' load."""
     driver, workers = cluster()

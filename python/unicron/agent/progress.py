@@ -41,6 +41,7 @@ def _on_pulse(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
     worker.sampled_ns = now_ns
     if worker.stall_rebase:  # a new epoch, or it was continued: its clock begins now
         worker.stall_rebase = False
+        worker.rebased_iteration = pulse.iteration
         worker.still = Standstill(activity=pulse.activity)
         return
     if before is None or pulse.progress != before.progress:
@@ -137,7 +138,7 @@ def times_of(step: Step, worker: Worker) -> PhaseTimes:
 
 
 def _learn(step: Step, worker: Worker, pulse: Pulse) -> None:
-    """Every interval but those of the worker's first iteration, and those in which an epoch began."""
+    """Every interval but those of the worker's first iteration, and of the one in which an epoch began."""
     if worker.stall_rebase or worker.is_stopped:
         return
     for stage, iteration, ms in pulse.intervals:
@@ -145,7 +146,7 @@ def _learn(step: Step, worker: Worker, pulse: Pulse) -> None:
             continue
         if worker.first_iteration is None:
             worker.first_iteration = iteration
-        if iteration > worker.first_iteration:
+        if iteration > worker.first_iteration and iteration != worker.rebased_iteration:
             times_of(step, worker).add(stage, ms)
 
 

@@ -67,6 +67,7 @@ class Worker:
     still: Standstill = field(default_factory=Standstill)
     stall_rebase: bool = False  # nothing before the next sample counts as standing still
     sampled_ns: int = 0
+    rebased_iteration: int = -1  # in which its clock began anew last: it waits there for who heals, and others for it
     first_iteration: int | None = None  # of this process: it compiles, allocates, connects
     sums: IterationSums | None = None
     pace: deque[PaceSample] = field(default_factory=deque)  # for the next heartbeat

@@ -7,7 +7,7 @@ is wrong, and no node is blamed. A plain SIGKILL says nothing about the code, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.state import TaskState, WorkerState
@@ -16,6 +16,8 @@ from unicron.types import Cpu, Method, PlanKind, Rank, Stage
 
 OF_THE_NODE = ("StateAddressGone",)  # types of exceptions that say nothing about the code
 STARVED_BUDGETS = 8  # of one that had no processor, before its clock alone is enough
+LEARNED_MAX = 15.0  # times its usual a budget is that was learned (what was survived is in it); more was stated
+LONELY_MS_MIN = 3_000.0  # of one that computes and that nobody waits for, yet
 
 
 def signature_of(lost: WorkerLost, exception: ExceptionRaised | None) -> str:
@@ -65,40 +67,64 @@ def is_explained(task: TaskState, report: CollectiveFailed) -> bool:
 
 
 def stall_root(task: TaskState) -> tuple[WorkerState, str] | None:
-    """The member that all wait for, and the second signal beside its clock: it stands still and waits for nobody.
+    """The member that all wait for, and the second signal beside its clock: it stands still and waits for nobody."""
+    stalled = [w for w in task.workers.values() if w.stalled is not None and task.role_of(w.name) is not None]
+    if not stalled or task.plan is None:
+        return None
+    members = [member.worker for member in task.plan.members if member.worker in task.workers]
+    stalls = {w.name: w.stalled for w in stalled if w.stalled is not None}
+    threads = {w.name: w.thread_exception for w in stalled if w.thread_exception is not None}
+    found = root_of(stalls, members, threads)
+    return None if found is None else (task.workers[found[0]], found[1])
+
+
+def root_of(
+    stalls: Mapping[str, WorkerStalled], members: Collection[str], threads: Mapping[str, ExceptionRaised]
+) -> tuple[str, str] | None:
+    """stalls: what is known of members that stand still; threads: of members that an exception took a thread from.
 
     Suspected (1.5 times its usual): only if all others wait and nothing of it runs. Sure (3 times): if any other waits,
-    or nothing of it runs. A lonely one that computes is given twice that, because it may be at work.
+    or nothing of it runs. A lonely one that computes is given LONELY_MS_MIN at least, because it may be at work.
     """
-    stalled = [w for w in task.workers.values() if w.stalled and task.role_of(w.name) is not None]
-    waiting = {w.name for w in stalled if w.stalled and w.stalled.waiting_in_collective}
-    for worker in sorted(stalled, key=lambda w: w.rank):
-        if worker.name in waiting:
+    waiting = {name for name, stalled in stalls.items() if stalled.waiting_in_collective}
+    for name, stalled in sorted(stalls.items(), key=lambda each: each[1].rank):
+        if name in waiting:
             continue
-        second = _second_signal(task, worker, waiting)
+        second = _second_signal(stalled, len(members) - 1, len(waiting), threads.get(name))
         if second:
-            return worker, second
+            return name, second
     return None
 
 
-def _second_signal(task: TaskState, worker: WorkerState, waiting: set[str]) -> str:
-    stalled, plan = worker.stalled, task.plan
-    assert stalled is not None and plan is not None
-    others = [m.worker for m in plan.members if m.worker != worker.name and m.worker in task.workers]
+def _second_signal(stalled: WorkerStalled, others: int, waiting: int, thread: ExceptionRaised | None) -> str:
+    """others: members besides this one; waiting: how many of them wait."""
     sleeps = stalled.cpu is Cpu.IDLE
-    if others and sleeps and all(name in waiting for name in others):
-        return f"nothing of it runs, and all {len(others)} others wait"
+    if others and sleeps and waiting == others:
+        return f"nothing of it runs, and all {others} others wait"
     if not stalled.is_sure:
         return ""
     is_starved = stalled.cpu is Cpu.STARVED  # it wanted to run: that all wait for it is the machine's doing
-    if any(name in waiting for name in others) and not is_starved:
-        return f"{sum(name in waiting for name in others)} of {len(others)} others wait"
+    if waiting and not is_starved:
+        return f"{waiting} of {others} others wait"
     if sleeps:
         return "nothing of it runs"
-    if worker.thread_exception is not None:
-        return f"{worker.thread_exception.type} ended its thread {worker.thread_exception.thread}"
-    factor = STARVED_BUDGETS if is_starved else 2
-    return f"for {factor} times its budget" if stalled.stalled_ms >= factor * stalled.budget_ms else ""
+    if thread is not None:
+        return f"{thread.type} ended its thread {thread.thread}"
+    return _alone(stalled)
+
+
+def _alone(stalled: WorkerStalled) -> str:
+    """Its clock is all there is: enough after 3 times its usual where that is long, because a short phase may have a
+    long piece of work. A bound that somebody stated is given twice, several of them where it starved."""
+    if stalled.cpu is Cpu.STARVED:
+        factor, least_ms = STARVED_BUDGETS, STARVED_BUDGETS * stalled.budget_ms
+    elif stalled.budget_ms <= LEARNED_MAX * stalled.usual_ms:
+        factor, least_ms = 1, max(stalled.budget_ms, LONELY_MS_MIN)
+    else:
+        factor, least_ms = 2, 2 * stalled.budget_ms
+    if stalled.stalled_ms < least_ms:
+        return ""
+    return f"for {factor} times its budget" if factor > 1 else "for longer than its budget"
 
 
 def deaf_to_plan(task: TaskState) -> list[WorkerState]:
@@ -147,9 +173,10 @@ def all_wait(task: TaskState) -> tuple[Rank, ...]:
     """Every member stalled inside a collective, nobody to wait for: the connections are at fault."""
     if task.plan is None:
         return ()
-    for rank in task.plan.ranks:
-        worker = task.holder(rank)
-        stalled = worker.stalled if worker is not None else None
-        if stalled is None or not stalled.is_sure or not stalled.waiting_in_collective:
-            return ()
-    return task.plan.ranks
+    holders = map(task.holder, task.plan.ranks)
+    return task.plan.ranks if are_all_waiting([w.stalled if w is not None else None for w in holders]) else ()
+
+
+def are_all_waiting(stalls: Iterable[WorkerStalled | None]) -> bool:
+    """Surely, and in a collective."""
+    return all(stalled is not None and stalled.is_sure and stalled.waiting_in_collective for stalled in stalls)

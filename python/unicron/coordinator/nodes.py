@@ -1,12 +1,15 @@
 """Nodes: hello, silence, disconnection, and the verdict. Silence is suspicion; only evidence makes a node lost.
 
 Evidence is: its store endpoint refuses connections; or its agent came back with a higher incarnation; or its
-connection ended, or nobody hears its beats, it does not answer, and members on other nodes report failed collectives
-(a second, independent signal); or it has been silent for a long bound while others wait for a plan that cannot reach
-it.
+connection ended, or nobody hears its beats, it does not answer, and members on other nodes report failed collectives,
+or all of them wait (a second, independent signal); or it has been silent for a long bound while others wait for a plan
+that cannot reach it.
 """
 
 from __future__ import annotations
+
+import enum
+from collections.abc import Collection
 
 from unicron.coordinator.accounting import note_speed
 from unicron.coordinator.fitness import KINDS as FITNESS_TIMERS
@@ -17,11 +20,18 @@ from unicron.coordinator.lifecycle import tell_over
 from unicron.coordinator.moves import tell as tell_move
 from unicron.coordinator.reshaping import tell as tell_change
 from unicron.coordinator.slowness import note_pace
-from unicron.coordinator.state import Hearing, NodeState, State, TaskState
+from unicron.coordinator.state import Hearing, NodeState, State, TaskState, WorkerState
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.coordinator.workers import forget_worker, incident_of, is_member, note_status
-from unicron.messages import AgentHeartbeat, AgentHello, AgentWelcome, EndWorker, PublishEpoch, SaveAndHold
+from unicron.messages import (
+    AgentHeartbeat,
+    AgentHello,
+    AgentWelcome,
+    EndWorker,
+    PublishEpoch,
+    SaveAndHold,
+)
 from unicron.planner.cluster import NAME, SLOTS_MAX
 from unicron.types import Method, Severity
 
@@ -225,19 +235,39 @@ def judge(step: Step, node: NodeState) -> bool:
     elapsed_ms = step.now_ms - node.since_ms
     awaited = node.phase is NodePhase.AWAITED
     bound_ms = step.config.return_ms_max if awaited else step.config.silence_ms_max
-    echoes = [t.name for t in step.state.tasks.values() if _has_echo(t, node.name)]
-    waiting = [t.name for t in step.state.tasks.values() if _is_waiting(t, node.name)]
-    evidence = ""
-    if node.probe_answer == "gone":
-        evidence = "its store endpoint refuses connections"
-    elif node.probe_answer == "unknown" and _is_cut_off(node) and echoes:
-        why = "its connection ended" if not node.is_connected else "nobody hears its beats"
-        evidence = f"{why}, it does not answer, and members elsewhere lost their peers"
-    elif elapsed_ms >= bound_ms and (echoes or waiting):
-        evidence = f"silent for {elapsed_ms:.0f} ms while others wait for it"
+    words = [_word_of(step, task, node.name) for task in step.state.tasks.values()]
+    waiting = any(_is_waiting(task, node.name) for task in step.state.tasks.values())
+    how = "its connection ended" if not node.is_connected else "nobody hears its beats"
+    evidence = evidence_of_loss(
+        node.probe_answer, how if _is_cut_off(node) else "", elapsed_ms, is_past=elapsed_ms >= bound_ms,
+        word=max(words, default=Word.NONE), is_awaited=waiting,
+    )  # fmt: skip
     if evidence:
         lose_node(step, node, evidence)
     return bool(evidence)
+
+
+class Word(enum.IntEnum):
+    """What members elsewhere say that speaks against a node."""
+
+    NONE = 0
+    SOME_WAIT = 1  # as they do for any straggler: that a silent node is to blame would be a coincidence
+    ENOUGH = 2  # a collective failed, or all that are heard wait
+
+
+def evidence_of_loss(answer: str, how: str, elapsed_ms: float, *, is_past: bool, word: Word, is_awaited: bool) -> str:
+    """What makes a suspect a lost node; "": nothing does.
+
+    answer: of its probe; how: it is cut off, "" if it is not; is_past: it was silent for its bound; is_awaited: a task
+    cannot go on without it.
+    """
+    if answer == "gone":
+        return "its store endpoint refuses connections"
+    if answer == "unknown" and how and word is Word.ENOUGH:
+        return f"{how}, it does not answer, and members elsewhere lost their peers"
+    if is_past and (word is not Word.NONE or is_awaited):
+        return f"silent for {elapsed_ms:.0f} ms while others wait for it"
+    return ""
 
 
 def _is_cut_off(node: NodeState) -> bool:
@@ -245,17 +275,32 @@ def _is_cut_off(node: NodeState) -> bool:
     return node.hearing is Hearing.SILENT or (not node.is_connected and not node.beats)
 
 
-def _has_echo(task: TaskState, node: str) -> bool:
-    """A member on another node reports a failed collective, or that it waits, and this node has members."""
+def _word_of(step: Step, task: TaskState, node: str) -> Word:
     if task.plan is None or not any(m.node == node for m in task.plan.members):
-        return False
+        return Word.NONE
     elsewhere = [m for m in task.plan.members if m.node != node]
-    for member in elsewhere:
-        worker = task.workers.get(member.worker)
-        stalled = worker.stalled if worker is not None else None
-        if member.rank in task.reports or (stalled and stalled.waiting_in_collective):
-            return True
-    return False
+    if any(member.rank in task.reports for member in elsewhere):
+        return Word.ENOUGH
+    waits = [
+        _waits(task.workers[m.worker]) for m in elsewhere if m.worker in task.workers and _is_heard(step.state, m.node)
+    ]
+    return word_of_waits(waits)
+
+
+def word_of_waits(waits: Collection[bool]) -> Word:
+    """waits: does each member that is heard, on other nodes, wait?"""
+    if not any(waits):
+        return Word.NONE
+    return Word.ENOUGH if all(waits) else Word.SOME_WAIT
+
+
+def _waits(worker: WorkerState) -> bool:
+    return worker.stalled is not None and worker.stalled.waiting_in_collective
+
+
+def _is_heard(state: State, name: str) -> bool:
+    node = state.nodes.get(name)
+    return node is not None and node.phase is NodePhase.UP
 
 
 def _is_waiting(task: TaskState, node: str) -> bool:

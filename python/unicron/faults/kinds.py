@@ -21,6 +21,7 @@ class FaultKind(enum.IntEnum):
     SCRIBBLE = 14  # a number in its state is overwritten, and nobody says so
     NODE = 12  # SIGKILL to its agent and to itself: the node is gone
     MEMORY = 15  # a kernel uses an address that is not mapped: an illegal memory access, and the GPU's context is lost
+    SPIN = 16  # it computes for ever, and comes no further
 
 
 class FaultPoint(enum.IntEnum):

@@ -39,5 +39,8 @@ def perform(kind: int, where: str) -> None:
             lock.acquire()
         case FaultKind.GIL:
             ctypes.PyDLL(None).pause()  # PyDLL keeps the GIL during the call
+        case FaultKind.SPIN:
+            while True:
+                pass
         case FaultKind.LEAVE:
             sys.exit(0)
