@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from unicron.training import Metrics, RoleChanged, Session, join
 
 __all__ = ["Metrics", "RoleChanged", "Session", "join"]
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -63,6 +63,7 @@ ROWS = (
     Row("1,2,2-distributed-overlap", 1, 2, 2, sharded=True, variant=Variant(overlap=True)),
     Row("1,2,2-interleaved", 1, 2, 2, variant=Variant(virtual_pp=2)),
     Row("1,1,4-bf16", 1, 1, 4, variant=Variant(bf16=True)),
+    Row("1,1,4-fp16", 1, 1, 4, variant=Variant(fp16=True)),
     Row("2,1,2-sequence-dropout", 2, 1, 2, variant=Variant(sequence_parallel=True, dropout=0.1)),
     Row("2,1,2-distributed-bf16", 2, 1, 2, sharded=True, variant=Variant(bf16=True)),
     Row("1,1,4-distributed-buddy", 1, 1, 4, sharded=True, buddy=True),
