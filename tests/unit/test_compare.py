@@ -363,6 +363,8 @@ def test_zero_over_zero_is_zero_and_something_over_zero_is_not():
     assert judge.element_difference(ones, zeros, None) == float("inf")
     assert judge.element_difference(ones, zeros, 4 * ones) == 0.25
     assert judge.element_difference(ones * np.nan, zeros, ones) == float("inf")
+    assert judge.element_difference(ones * np.nan, ones * np.inf, ones) == 0.0  # it overflowed in both
+    assert judge.element_difference(np.array([np.inf, 1.0]), np.array([np.inf, 0.0]), np.array([np.nan, 4.0])) == 0.25
     assert judge.element_difference(ones, np.zeros(2), ones) == float("inf")
 
 

@@ -168,17 +168,19 @@ def gradient_difference(run: Run, reference: Run, iteration: int | None, layout:
 
 
 def element_difference(values: np.ndarray, wanted: np.ndarray, magnitudes: np.ndarray | None) -> float:
-    """Where every |g_m| is zero, any difference at all is infinitely large."""
+    """Where every |g_m| is zero, any difference at all is infinitely large. What is no number in both is equal: in fp16
+    a step whose gradient overflowed is left out by everybody."""
     if values.shape != wanted.shape:
         return float("inf")
-    difference = np.abs(np.asarray(values, np.float64) - np.asarray(wanted, np.float64))
+    overflowed = ~np.isfinite(values) & ~np.isfinite(wanted)
+    difference = np.abs(np.where(overflowed, 0.0, values).astype(np.float64) - np.where(overflowed, 0.0, wanted))
     if not np.all(np.isfinite(difference)):
         return float("inf")
     if not difference.any():
         return 0.0
     if magnitudes is None:
         return float("inf")
-    scale = np.asarray(magnitudes, np.float64)
+    scale = np.where(overflowed, 1.0, np.asarray(magnitudes, np.float64))
     if np.any((scale < MAGNITUDE_MIN) & (difference > MAGNITUDE_MIN)):
         return float("inf")
     ratio = np.divide(difference, scale, out=np.zeros_like(difference), where=scale >= MAGNITUDE_MIN)

@@ -42,7 +42,7 @@ LEARNING_RATE = 3e-3
 WARMUP_ITERATIONS = 5
 CLIP_GRAD = 1.0
 MODEL_SEED = 1234
-INITIAL_LOSS_SCALE = 2.0**18  # too large at first: some steps are left out, as in every run with fp16
+INITIAL_LOSS_SCALE = 2.0**14  # too large at first: some steps are left out, as in every run with fp16
 LOSS_SCALE_WINDOW = 6  # iterations without overflow after which it grows
 OVERLAP_BUCKET = 40_000  # parameters in a bucket: several of them
 
