@@ -266,7 +266,7 @@ def play(stage: Stage) -> None:
     assert newest(stage.folder / "heavy") == stood
     stage.to("heavy is resumed", lambda: stage.say("resume", task="heavy"), 6, two)
     assert stage.untouched["heavy"] >= 2 and stage.untouched["light"] >= 2, stage.untouched
-    assert stage.kills >= 3
+    stage.until("three kills of the coordinator", lambda: stage.kills >= 3)  # on a fast machine all else is done sooner
     for name in ("heavy", "light"):
         view = stage.until("a view", lambda name=name: cluster.task(name))
         assert 0 < view["ettr"] <= 1 and view["iteration"] >= stood, view
