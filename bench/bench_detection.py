@@ -32,7 +32,6 @@ from typing import Any
 import common
 import healthy
 import soak
-from unicron.agent.config import AgentConfig
 from unicron.coordinator.job import Job
 from unicron.demo.runner import NEVER_RESTS
 from unicron.runtime.agent_process import SAMPLE_MS
@@ -202,7 +201,7 @@ def says(is_met: bool) -> str:
     return "yes" if is_met else "no"
 
 
-STALL_MS_MIN = AgentConfig(node="", incarnation=1, slots=1, understudies=0, store="", store_key="").stall_ms_min
+STALL_MS_MIN = healthy.AGENT.stall_ms_min
 PROCESS, EXCEPTION, STOP, NODE = Goal(2.0), Goal(5.0), Goal(50.0), Goal(1_000.0)
 WITH_EVIDENCE, WITHOUT = Goal(factor=1.5), Goal(factor=3.0)
 SLOW_ITERATIONS = 20

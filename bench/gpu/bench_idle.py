@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -70,10 +69,7 @@ def traced(folder: Path) -> dict[str, str]:
 
 
 def unmanaged(folder: Path, layout: Layout) -> Trace:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = []
+    port, ranks = runner.free_port(), []
     for rank in range(layout.world_size):
         where = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(layout.world_size),
                  "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip

@@ -24,14 +24,7 @@ from unicron.coordinator.state import Hearing, NodeState, State, TaskState, Work
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.coordinator.workers import forget_worker, incident_of, is_member, note_status
-from unicron.messages import (
-    AgentHeartbeat,
-    AgentHello,
-    AgentWelcome,
-    EndWorker,
-    PublishEpoch,
-    SaveAndHold,
-)
+from unicron.messages import AgentHeartbeat, AgentHello, AgentWelcome, EndWorker, PublishEpoch, SaveAndHold
 from unicron.planner.cluster import NAME, SLOTS_MAX
 from unicron.types import Method, Severity
 

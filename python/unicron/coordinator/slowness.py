@@ -47,9 +47,8 @@ def note_pace(step: Step, paces: Iterable[WorkerPace]) -> None:
         changed[task.name] = task
     for task in changed.values():
         assert task.pace is not None
-        if (
-            step.now_ms >= task.pace.looked_ms + LOOK_MS_PER_RANK * task.job.layout.world_size
-        ):  # thousands of ranks report in turn
+        between_ms = LOOK_MS_PER_RANK * task.job.layout.world_size  # thousands of ranks report in turn
+        if step.now_ms >= task.pace.looked_ms + between_ms:
             task.pace.looked_ms = step.now_ms
             _look(step, task)
 

@@ -228,9 +228,8 @@ class Suite:
             stopped_grace_ms=0,
             checkpoint_dir=str((folder / "checkpoints").resolve()) if every else "",
             checkpoint_every=every,
-            restart_max=max(
-                scenarios.RANDOM_KILLS + 10, scenario.iterations
-            ),  # the matrix breaks one task all the time
+            # The matrix breaks one task all the time.
+            restart_max=max(scenarios.RANDOM_KILLS + 10, scenario.iterations),
         )
 
     def _run_unmanaged(self, reference: results.Run) -> float | None:

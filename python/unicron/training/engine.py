@@ -66,6 +66,14 @@ def is_collective_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and COLLECTIVE_ERROR.search(str(error)) is not None
 
 
+def _carry_out(operation: Callable[[bool], Any], then: Callable[[], None] | None) -> None:
+    """operation(is_async) with others. It is begun and waited for apart only where something is to be done between."""
+    work = operation(then is not None)
+    if then is not None:
+        then()
+        work.wait()
+
+
 class Engine:
     """One member's machine with everything it acts on."""
 
@@ -206,12 +214,8 @@ class Engine:
         return self._enter(point, INSIDE)
 
     def _joint(self, point: FaultPoint, operation: Callable[[bool], Any]) -> None:
-        """operation(is_async) with others, a passage. It is begun and waited for apart only for a fault between."""
-        then = self._enter_passage(point)
-        work = operation(then is not None)
-        if then is not None:
-            then()
-            work.wait()
+        """operation(is_async) with others, a passage."""
+        _carry_out(operation, self._enter_passage(point))
         self.maybe_fault(point, AFTER)
 
     def _enter_operation(self, kind: int, name: str) -> Callable[[], None] | None:
@@ -388,13 +392,10 @@ class Engine:
         for number, bucket in enumerate(bucket for buffer in self.model.buffers for bucket in buffer.buckets):
             if number:
                 self.maybe_fault(FaultPoint.GATHER, number)
-            then = self._enter(FaultPoint.GATHERING, number)
             whole = bucket.param_data.view(-1)
             own = whole.chunk(self.layout.dp)[self.layout.replica_of(self.rank)]
-            work = dist.all_gather_into_tensor(whole, own, group=group, async_op=then is not None)
-            if then is not None:
-                then()
-                work.wait()
+            gather = functools.partial(dist.all_gather_into_tensor, whole, own, group)
+            _carry_out(gather, self._enter(FaultPoint.GATHERING, number))
         self.require_good(inside=False)  # before a copy begins to travel: nothing is to wait for that one here
         if self.buddies is not None:
             assert self.machine.plan is not None

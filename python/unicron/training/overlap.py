@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from unicron.training.chunks import Chunks
+from unicron.training.memory import optimizer_parts
 
 
 def take_over(model: Chunks, optimizer: Any) -> tuple[str, ...]:
@@ -25,8 +26,7 @@ def take_over(model: Chunks, optimizer: Any) -> tuple[str, ...]:
         for name in ("grad_sync_func", "param_sync_func"):
             setattr(chunk.config, name, None)
     was_on = list(dict.fromkeys(was_on))
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    for settings in (getattr(part, "config", None) for part in parts):
+    for settings in (getattr(part, "config", None) for part in optimizer_parts(optimizer)):
         if settings is not None and getattr(settings, "overlap_param_gather", False):
             settings.overlap_param_gather = False
     if was_on:

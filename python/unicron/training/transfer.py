@@ -89,7 +89,7 @@ class StateTransfer:
             pairs = {target: lists[target][turn] for target in waiting}
             self._serve(pairs, extra)
             right = self.rank not in pairs or self.digest(extra) == digests[self._groups.data_index(pairs[self.rank])]
-            waiting = self._wrong(waiting, right) if fetch.side_by_side else waiting * (not self._all_say(right))
+            waiting = self._wrong(waiting, right, side_by_side=fetch.side_by_side)
             self.sent = [sent for sent in self.sent if sent[0] not in waiting]
             if not waiting:
                 return bytes(extra.numpy().tobytes()) if is_target else None
@@ -134,8 +134,11 @@ class StateTransfer:
         dist.all_gather(found, mine, group=group)
         return [int(low) | int(high) << 32 for low, high in (word.tolist() for word in found)]
 
-    def _wrong(self, targets: Sequence[Rank], right: bool) -> list[Rank]:
-        """Those to which what arrived was not what their source has."""
+    def _wrong(self, targets: list[Rank], right: bool, *, side_by_side: bool) -> list[Rank]:
+        """Those to which what arrived was not what their source has. Of one source for all it is only known whether it
+        was right everywhere."""
+        if not side_by_side:
+            return [] if self._all_say(right) else targets
         found = self._all_digests(int(right))
         return [target for target in targets if not found[self._groups.data_index(target)]]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unicron.training.memory import inner_optimizers
+from unicron.training.memory import inner_optimizers, optimizer_parts
 from unicron.training.reshard.boxes import Box, Piece, boxes_of_range, row_strides
 from unicron.training.undoable_step import is_sharded
 
@@ -164,7 +164,7 @@ def _of_range(kind: str, dtype: str, part: _Part, span: tuple[int, int], memory:
 
 
 def _owned(optimizer: Any) -> Iterator[_Owned]:
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+    for part in optimizer_parts(optimizer):
         pairs = _sharded_pairs(part) if is_sharded(part) else _plain_pairs(part)
         for inner in inner_optimizers(part):
             for group in inner.param_groups:
