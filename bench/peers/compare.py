@@ -109,6 +109,8 @@ def one(system: str, setting: str, fault: str) -> dict[str, Any]:
     driver = driver_of(system, setting, fault)
     try:
         observed = carry_out(driver)
+        if not commits(observed):  # nothing of this system was seen yet: it was not started as it must be
+            raise RuntimeError(f"it {observed.status} before its first iteration: {last_words(driver)}")
         row = {
             "system": system, "setting": setting, "fault": fault, "status": observed.status, "nodes": observed.nodes,
             "load": [round(load, 2) for load in observed.load],
@@ -122,6 +124,11 @@ def one(system: str, setting: str, fault: str) -> dict[str, Any]:
     finally:
         keep_log(driver)
         driver.forget()
+
+
+def last_words(driver: Driver) -> str:
+    lines = (driver.folder / "log").read_text(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"
 
 
 def commits(observed: Observed) -> list[dict[str, Any]]:

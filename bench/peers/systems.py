@@ -7,6 +7,8 @@ node, a coordinator) is started again after job.REVIVE_S, as an operator or a sc
 
 from __future__ import annotations
 
+import functools
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -102,10 +104,18 @@ def rendezvous(run: Run, node: int, setting: Setting) -> list[str]:
     return ["--rdzv-backend=c10d", endpoint, "--rdzv-id=peers", f"--rdzv-conf={conf}"]
 
 
+@functools.cache
+def torchrun_knows(option: str) -> bool:
+    """torch 2.11's does not have them all; a word that it does not know ends it at once."""
+    words = [python("torchrun"), "-m", "torch.distributed.run", "--help"]
+    return option in subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
 def start_torchrun(run: Run, setting: Setting) -> None:
+    arguments = [word for word in setting.arguments if torchrun_knows(word.partition("=")[0])]
     for node in range(run.nodes):
         words = [python("torchrun"), "-m", "torch.distributed.run", *nodes_of(run), *rendezvous(run, node, setting)]
-        words += ["--max-restarts=10", *setting.arguments, str(HERE / "train_elastic.py")]
+        words += ["--max-restarts=10", *arguments, str(HERE / "train_elastic.py")]
         run.spawn(f"agent{node}", words, **setting.environment)
 
 

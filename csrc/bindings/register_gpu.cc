@@ -54,6 +54,7 @@ void register_facts(py::module_& module) {
         gpu::load_kernels(device);
       },
       py::arg("device"), ReleaseGil());
+  module.def("set_stack_bytes", &gpu::set_stack_bytes, py::arg("device"), py::arg("nbytes"), ReleaseGil());
 }
 
 std::vector<int> export_all(const GpuArena& arena) {

@@ -119,6 +119,14 @@ uint64_t device_memory_bytes(int device) {
   return nbytes;
 }
 
+size_t set_stack_bytes(int device, size_t nbytes) {
+  const ScopedDevice current(device);
+  size_t before = 0;
+  check(driver().get_limit(&before, kLimitStackSize), "asking GPU " + std::to_string(device) + " for its stack limit");
+  check(driver().set_limit(kLimitStackSize, nbytes), "setting the stack limit of GPU " + std::to_string(device));
+  return before;
+}
+
 void check(Result result, const std::string& what) {
   if (result == kSuccess) return;
   throw Error(ErrorCode::kDevice, what + ": " + describe(found().api, result));

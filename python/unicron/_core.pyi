@@ -300,6 +300,10 @@ def cuda_device_facts(device: int) -> tuple[int, int, bool, int]:
 def load_kernels(device: int) -> None:
     """Loads all kernels now, so that the first use costs nothing. Nothing to do in a build without any."""
 
+def set_stack_bytes(device: int, nbytes: int) -> int:
+    """Of each GPU thread in this process's context, which reserves so much for all that can run at once. Returns what
+    it was. Raises UnicronError where the driver refuses, for want of memory too."""
+
 ARENA_MALLOC: str  # functions of this library, by name, for torch's CUDAPluggableAllocator
 ARENA_FREE: str
 

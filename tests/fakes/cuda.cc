@@ -93,6 +93,18 @@ FAKE(cuCtxPushCurrent_v2)(Context) { return kSuccess; }
 FAKE(cuCtxPopCurrent_v2)(Context* context) { return *context = nullptr, kSuccess; }
 FAKE(cuCtxSynchronize)() { return kSuccess; }
 FAKE(cuCtxEnablePeerAccess)(Context, unsigned) { return kNotSupported; }
+
+static size_t stack_bytes = 1024;
+FAKE(cuCtxGetLimit)(size_t* value, int limit) {
+  if (limit != kLimitStackSize) return kNotSupported;
+  *value = stack_bytes;
+  return kSuccess;
+}
+FAKE(cuCtxSetLimit)(int limit, size_t value) {
+  if (limit != kLimitStackSize || value > 64 * 1024) return kNotSupported;
+  stack_bytes = value;
+  return kSuccess;
+}
 FAKE(cuMemGetInfo_v2)(size_t* free, size_t* total) {
   *total = number("FAKE_CUDA_MEMORY", 1 << 30);
   return *free = *total - fake.used_bytes, kSuccess;

@@ -221,6 +221,23 @@ def test_an_allocation_that_fails_leaves_nothing_behind(function: str) -> None:
     )
 
 
+def test_who_only_waits_gives_the_stacks_memory_back() -> None:
+    run("""
+        from unicron.training.gpu import STACK_BYTES_WAITING, small_stacks
+        with small_stacks(0):
+            assert _core.set_stack_bytes(0, STACK_BYTES_WAITING) == STACK_BYTES_WAITING
+        assert _core.set_stack_bytes(0, 1024) == 1024  # as it was
+        with small_stacks(None):
+            pass
+        try:
+            _core.set_stack_bytes(0, 1 << 30)
+        except _core.UnicronError as problem:
+            assert "stack limit of GPU 0" in str(problem)
+        else:
+            raise AssertionError("taken")
+    """)
+
+
 def test_torch_frees_from_an_arena_that_is_closed() -> None:
     run(f"""
         import ctypes

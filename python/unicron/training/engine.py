@@ -363,8 +363,8 @@ class Engine:
         return on.Done()
 
     def _mark_chunk(self, mark: int) -> None:
-        """What was begun before the mark is in memory when the mark is."""
-        self.memory.synchronize()
+        """What was begun before the mark is in memory when the mark is. (Of this stream: copies for buddies go on.)"""
+        self.memory.synchronize_stream()
         self.ledger.mark_chunk(mark)
 
     def _end_step(self, commit: CommitResult) -> None:

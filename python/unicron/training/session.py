@@ -252,7 +252,8 @@ class Session:
         link = self._link
         link.pulse.advance(int(Stage.WAITING), 0, -1)
         link.send(WorkerReady(link.worker, self.rank, self._is_waiting))
-        role = link.wait_for_role()
+        with gpu.small_stacks(self._pool.device if self._pool is not None and self._is_waiting else None):
+            role = link.wait_for_role()
         if role is None:
             link.pulse.advance(int(Stage.DONE), 0, -1)
             _leave(0)

@@ -18,10 +18,12 @@ import torch
 from unicron.training.memory import inner_optimizers, optimizer_parts
 
 CHUNK_BYTES = 16 << 20  # of parameters; their optimizer state comes on top
+GPU_CHUNK_BYTES = 64 << 20  # a GPU is waited for twice a chunk: a tenth of a millisecond each
 CHUNKS_MIN = 4  # about so many, of a small shard too: the undo area is what this costs in memory
 ALIGN = 64
 
 Param = tuple[Any, torch.Tensor]  # (inner optimizer, parameter)
+Pair = tuple[torch.Tensor, torch.Tensor]  # (what the step overwrites, its flat copy)
 
 
 def is_sharded(optimizer: Any) -> bool:
@@ -41,7 +43,8 @@ def chunks_of(optimizer: Any) -> list[list[Param]]:
     """The shard's parameters in the order of their groups, in chunks of about CHUNK_BYTES; none is divided."""
     params = params_of(optimizer)
     whole = sum(nbytes_of(param) for _, param in params)
-    limit = max(1, min(CHUNK_BYTES, whole // CHUNKS_MIN))
+    largest = GPU_CHUNK_BYTES if any(param.is_cuda for _, param in params) else CHUNK_BYTES
+    limit = max(1, min(largest, whole // CHUNKS_MIN))
     chunks: list[list[Param]] = []
     room = 0
     for entry in params:
@@ -132,9 +135,10 @@ class UndoableStep:
 
     def _write(self, chunk: list[Param], factor: float) -> None:
         """The inner optimizer's own update of these parameters only; each parameter's update is its own."""
-        for _, param in chunk:
-            if param.grad is not None:
-                param.grad = param.grad * factor
+        with_grad = [param for _, param in chunk if param.grad is not None]
+        grads = [param.grad for param in with_grad if param.grad is not None]
+        for param, grad in zip(with_grad, torch._foreach_mul(grads, factor) if grads else (), strict=True):
+            param.grad = grad
         with only(self.optimizer, [param for _, param in chunk]):
             for inner in inner_optimizers(self.optimizer):
                 inner.step()
@@ -142,16 +146,40 @@ class UndoableStep:
             param.grad = None
 
     def _save(self, chunk: list[Param]) -> None:
-        for tensor, saved in self._pairs(chunk):
-            saved.copy_(tensor.reshape(-1))
+        here, elsewhere, end = self._pairs(chunk)
+        if here:
+            torch._foreach_copy_([saved for _, saved in here], [tensor.reshape(-1) for tensor, _ in here])
+        if elsewhere:  # one copy to the GPU, whatever their number: each would be waited for
+            packed = torch.zeros(end - elsewhere[0][1], dtype=torch.uint8)
+            for tensor, view in self._views(elsewhere, packed):
+                view.copy_(tensor.reshape(-1))
+            self._undo[elsewhere[0][1] : end].copy_(packed)
 
     def _restore(self, chunk: list[Param]) -> None:
-        for tensor, saved in self._pairs(chunk):
+        here, elsewhere, end = self._pairs(chunk)
+        for tensor, saved in here:
             tensor.copy_(saved.view(tensor.shape))
+        if elsewhere:
+            for tensor, view in self._views(elsewhere, self._undo[elsewhere[0][1] : end].cpu()):
+                tensor.copy_(view.view(tensor.shape))
 
-    def _pairs(self, chunk: list[Param]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _pairs(self, chunk: list[Param]) -> tuple[list[Pair], list[tuple[torch.Tensor, int]], int]:
+        """(tensor, its place in the undo area) where both are on one device; then the others, with the byte at which
+        their place begins (torch's Adam counts its steps on the host, one count a parameter); and where all that ends.
+        """
+        here: list[Pair] = []
+        elsewhere: list[tuple[torch.Tensor, int]] = []
         offset = 0
-        for tensor in tensors_of(chunk):
-            nbytes = nbytes_of(tensor)
-            yield tensor, self._undo[offset : offset + nbytes].view(tensor.dtype)
-            offset += aligned(nbytes)
+        for tensor in sorted(tensors_of(chunk), key=lambda tensor: tensor.device != self._undo.device):
+            if tensor.device == self._undo.device:
+                here.append((tensor, self._undo[offset : offset + nbytes_of(tensor)].view(tensor.dtype)))
+            else:
+                elsewhere.append((tensor, offset))
+            offset += aligned(nbytes_of(tensor))
+        return here, elsewhere, offset
+
+    @staticmethod
+    def _views(elsewhere: list[tuple[torch.Tensor, int]], packed: torch.Tensor) -> Iterator[Pair]:
+        first = elsewhere[0][1]
+        for tensor, start in elsewhere:
+            yield tensor, packed[start - first : start - first + nbytes_of(tensor)].view(tensor.dtype)

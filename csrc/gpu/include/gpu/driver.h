@@ -24,6 +24,9 @@ int driver_version();  // 13000 for CUDA 13.0; 0 without a driver
 std::string device_name(int device);
 int device_attribute(int device, int attribute);
 uint64_t device_memory_bytes(int device);
+// What the context of this process reserves of GPU memory for each thread's stack: so many bytes for every thread that
+// the device can run at once, 264 MiB in all on an H200 at the usual 1024. Returns what it was.
+size_t set_stack_bytes(int device, size_t nbytes);
 
 // Throws Error(kDevice) "<what>: <name of the error> (<its meaning>)" unless `result` is a success.
 void check(Result result, const std::string& what);

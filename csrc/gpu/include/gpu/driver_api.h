@@ -37,6 +37,7 @@ constexpr unsigned kEventDefault = 0;
 constexpr unsigned kHostRegisterPortable = 1;
 constexpr unsigned kHostRegisterDeviceMap = 2;
 constexpr int kHandleFileDescriptor = 1;
+constexpr int kLimitStackSize = 0;
 
 struct MemoryLocation {
   int type = 1;  // a device
@@ -75,6 +76,8 @@ struct MemoryAccess {  // CUmemAccessDesc
   X(pop_context, cuCtxPopCurrent_v2, (Context*))                                                               \
   X(synchronize, cuCtxSynchronize, ())                                                                         \
   X(enable_peer, cuCtxEnablePeerAccess, (Context, unsigned))                                                   \
+  X(get_limit, cuCtxGetLimit, (size_t*, int))                                                                  \
+  X(set_limit, cuCtxSetLimit, (int, size_t))                                                                   \
   X(memory_info, cuMemGetInfo_v2, (size_t*, size_t*))                                                          \
   X(granularity, cuMemGetAllocationGranularity, (size_t*, const MemoryProperties*, int))                       \
   X(create_memory, cuMemCreate, (MemoryHandle*, size_t, const MemoryProperties*, unsigned long long))          \
