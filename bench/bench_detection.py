@@ -424,6 +424,8 @@ def main() -> None:
     is_measured = arguments.only != ["none"]
     if is_measured:
         measure(bench, arguments)
+        if not bench.rows:
+            raise SystemExit(f"no case has one of {arguments.only} in its name; `--only` without a word runs all")
     result = healthy.check(arguments.healthy) if arguments.healthy else None
     if result is not None and (is_measured or arguments.soak):
         bench.configuration["healthy (modelled)"] = simulated(result)

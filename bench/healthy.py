@@ -18,6 +18,7 @@ import numpy as np
 import healthy_beats
 from unicron import _core
 from unicron.agent.config import AgentConfig
+from unicron.agent.progress import WAITS_FACTOR
 from unicron.coordinator.diagnosis import are_all_waiting, root_of
 from unicron.coordinator.job import Job
 from unicron.messages import WorkerStalled
@@ -90,9 +91,9 @@ def check(
 
 
 def _silence(node: int, iteration: int, in_burst: float) -> healthy_beats.Silence:
-    """The others compute on, and wait for it when they are done: that is told after the least that is a stall."""
+    """The others compute on, and wait for it when they are done: that is told, when asked, soon after."""
     iteration_ms = MICRO_BATCHES * COMPUTE_MS + REDUCE_MS + COMMIT_MS + STEP_MS
-    waits_ms = MICRO_BATCHES / 2 * COMPUTE_MS + AGENT.stall_ms_min
+    waits_ms = MICRO_BATCHES / 2 * COMPUTE_MS + AGENT.waits_ms_min
     return healthy_beats.Silence(node, (iteration + 0.5) * iteration_ms, waits_ms, in_burst)
 
 
@@ -157,11 +158,20 @@ def _judge(
         root = _verdict(of_iteration, asleep[index] / compute[index])
         if root:
             result.stalls.append((first + index, root))
-    known = [
-        healthy_beats.wait(reduced[index] - waits[index, each.rank] + each.budget_ms, reduced[index], each.rank)
-        for index, of_iteration in told.items() for each in of_iteration if each.place == MICRO_BATCHES
-    ]  # fmt: skip
-    return result.ended_ms, sorted(known)
+    return result.ended_ms, sorted(_known_waits(times, waits, reduced))
+
+
+def _known_waits(times: list[_core.PhaseTimes], waits: Floats, reduced: Floats) -> list[healthy_beats.Wait]:
+    """Who would say, when asked, that it waits for others; by what is usual at the end of the chunk."""
+    known = []
+    for rank, phases in enumerate(times):
+        budget = phases.budget(int(ORDER[MICRO_BATCHES]))
+        if budget is None:
+            continue
+        from_ms = max(AGENT.waits_ms_min, WAITS_FACTOR * budget[0])
+        for index in np.nonzero(waits[:, rank] > from_ms)[0]:
+            known.append(healthy_beats.wait(reduced[index] - waits[index, rank] + from_ms, reduced[index], rank))
+    return known
 
 
 def _verdict(told: list[Told], share: Floats) -> int:

@@ -21,7 +21,8 @@ from unicron import _core
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.nodes import Word, evidence_of_loss, word_of_waits
 from unicron.runtime.agent_process import SAMPLE_MS
-from unicron.runtime.beats import LOOK_MS, PERIOD_MS, WITNESSES
+from unicron.runtime.beats import FEW_PERIOD_MS as PERIOD_MS
+from unicron.runtime.beats import LOOK_MS, WITNESSES
 from unicron.runtime.probe import PROBE_MS_MAX
 
 NODES = 8

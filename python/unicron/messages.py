@@ -393,6 +393,21 @@ class WorkerStalled(_Message, frozen=True):
     epoch: int | None = None  # the newest plan that its agent knew; None: an older agent does not say
 
 
+class AskWaits(_Message, frozen=True):
+    """Coordinator to agent: which of this task's workers wait for others now? Asked while a node is silent. An agent of
+    an older version refuses it: then what its workers tell by themselves, later, is all there is."""
+
+    task: str
+
+
+class WorkersWait(_Message, frozen=True):
+    """The answer: those that wait in a collective, for 1.5 x what is usual there and AgentConfig.waits_ms_min."""
+
+    node: str
+    task: str
+    workers: tuple[str, ...]
+
+
 class WorkerUnkillable(_Message, frozen=True):
     """Killed again and again, and still there: the kernel cannot end it (uninterruptible sleep)."""
 
@@ -562,7 +577,7 @@ class Reply(_Message, frozen=True):
 AnyMessage = (
     PaceSample | WorkerPace | WorkerUnkillable |
     WorkerHello | WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | LayoutReady | Finished
-    | MoveReady | MoveRoles
+    | MoveReady | MoveRoles | AskWaits | WorkersWait
     | ArenaRequest | GpuRequest | WorkerWelcome | ArenaGrant | GpuGrant | Fork | Forked | ChildStatus | WorkerStatus
     | AgentHello
     | AgentHeartbeat | AgentChecked | HardwareSeen | BeatOrder | CheckNode | WorkerUp | WorkerLost | WorkerStopped

@@ -7,7 +7,7 @@ import pytest
 
 from machines import Agent, pulse
 from unicron.agent import events as on
-from unicron.messages import AgentHello, PublishEpoch, WorkerContinued, WorkerStalled
+from unicron.messages import AgentHello, AskWaits, PublishEpoch, WorkerContinued, WorkerStalled, WorkersWait
 from unicron.types import Cpu, EpochPlan, Layout, Member, PlanKind, Stage
 
 W = "n0.w0"
@@ -187,6 +187,22 @@ def test_reports_are_kept_for_a_coordinator_that_comes_back() -> None:
     kinds = [type(a.message).__name__ for a in agent.actions if hasattr(a, "message")]
     assert kinds[0] == AgentHello.__name__
     assert "WorkerLost" in kinds
+
+
+def test_who_waits_is_told_when_it_is_asked_for() -> None:
+    """After 1.5 times the usual and 300 ms, long before it is a stall; who computes waits for nobody."""
+    agent = learned(step_ms=100.0)
+    for now_ms, waiting, told in (
+        (10_100.0, True, ()),
+        (10_250.0, True, ()),
+        (10_350.0, True, (W,)),
+        (10_400.0, False, ()),
+    ):
+        sampled(agent, now_ms, iteration=1, progress=10, since_ns=10_000 * MS, waiting=waiting)
+        agent.order(AskWaits("t"))
+        assert agent.said(WorkersWait) == [WorkersWait("n0", "t", told)], now_ms
+    agent.order(AskWaits("another"))
+    assert agent.said(WorkersWait) == [WorkersWait("n0", "another", ())]
 
 
 def test_what_a_new_epoch_ended_is_not_told_again() -> None:

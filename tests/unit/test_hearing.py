@@ -17,10 +17,12 @@ from machines import Agent, Coordinator, running
 from unicron import _core
 from unicron.agent import events as agent_on
 from unicron.coordinator import events as on
-from unicron.coordinator.actions import ProbeAgent
+from unicron.coordinator import nodes
+from unicron.coordinator.actions import ProbeAgent, SendAgent
+from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.state import Hearing, NodeState
 from unicron.coordinator.transitions import NodePhase
-from unicron.messages import AgentHeartbeat, AgentHello, BeatOrder
+from unicron.messages import AgentHeartbeat, AgentHello, AskWaits, BeatOrder, WorkersWait
 from unicron.runtime.beats import WITNESSES, AgentBeats, BeatDesk
 from unicron.types import Layout
 
@@ -101,6 +103,59 @@ def test_that_a_few_wait_is_no_word_against_a_silent_node() -> None:
     driver.stalled(members["n3"], waiting=True, is_sure=False)
     driver.probed("n1", "unknown")
     assert node_of(driver).phase is NodePhase.LOST, "what the other silent one does nobody knows"
+
+
+def asked(driver: Coordinator) -> dict[str, AskWaits]:
+    return {a.node: a.message for a in driver.actions if isinstance(a, SendAgent) and isinstance(a.message, AskWaits)}
+
+
+def silent(driver: Coordinator, node: str = "n1") -> None:
+    driver.feed(on.NodeHeard(node))
+    driver.feed(on.NodeSilent(node, 1_000.0))
+
+
+def test_those_who_are_heard_are_asked_whether_they_wait_for_a_silent_node() -> None:
+    """Long before that is a stall: that all of them do, it does not answer, and nobody hears it, is enough."""
+    driver = running(Layout(dp=3, num_micro_batches=6), nodes=3, slots=1)
+    assert driver.task.plan is not None
+    members = {driver.worker(m.worker).node: m.worker for m in driver.task.plan.members}
+    silent(driver)
+    assert asked(driver) == {"n0": AskWaits(driver.task.name), "n2": AskWaits(driver.task.name)}
+    driver.probed("n1", "unknown")
+    driver.feed_fact("n0", WorkersWait("n0", driver.task.name, (members["n0"],)))
+    driver.feed_fact("n2", WorkersWait("n2", driver.task.name, ()))
+    assert node_of(driver).phase is NodePhase.SUSPECT
+    driver.fire("verdict/n1")
+    assert set(asked(driver)) == {"n0", "n2"}, "again, as long as it is silent"
+    driver.feed_fact("n2", WorkersWait("n2", driver.task.name, (members["n2"],)))
+    assert node_of(driver).phase is NodePhase.LOST
+
+
+def test_what_they_said_is_soon_out_of_date() -> None:
+    driver = running()
+    assert driver.task.plan is not None
+    worker = next(m.worker for m in driver.task.plan.members if driver.worker(m.worker).node == "n0")
+    silent(driver)
+    driver.feed_fact("n0", WorkersWait("n0", driver.task.name, (worker,)))
+    driver.feed(on.AgentProbed("n1", "unknown"), after_ms=2 * driver.config.reconnect_grace_ms + 1)
+    assert node_of(driver).phase is NodePhase.SUSPECT
+
+
+def test_a_patient_coordinator_waits_for_who_may_only_be_cut_off() -> None:
+    driver = running(config=CoordinatorConfig(cut_off_delay_ms=5_000.0))
+    silent(driver)
+    driver.probed("n1", "unknown")
+    driver.failed("n0.w0", inside=False)
+    assert node_of(driver).phase is NodePhase.SUSPECT
+    driver.feed(on.AgentProbed("n1", "unknown"), after_ms=5_001.0)
+    assert node_of(driver).phase is NodePhase.LOST
+
+
+def test_nobody_is_asked_of_a_task_of_very_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "ASKED_NODES_MAX", 1)
+    driver = running(Layout(dp=3, num_micro_batches=6), nodes=3, slots=1)
+    silent(driver)
+    assert not asked(driver)
 
 
 def test_after_a_long_silence_one_that_waits_is_enough() -> None:

@@ -23,6 +23,7 @@ from unicron.messages import (
     WorkerLost,
     WorkerStalled,
     WorkerStopped,
+    WorkersWait,
     WorkerUnkillable,
     WorkerUp,
     WorkerWelcome,
@@ -39,6 +40,7 @@ ToCoordinator = (
     | WorkerStopped
     | WorkerContinued
     | WorkerStalled
+    | WorkersWait
     | WorkerUnkillable
     | WorkerExited
     | FromWorker

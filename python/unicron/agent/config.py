@@ -28,6 +28,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit_ms_max: float = 30_000.0  # from Finished to the end of the process
     # budgets of a loop that does not advance
     stall_ms_min: float = 1_500.0  # below this nothing is a stall: a busy machine is no fault
+    waits_ms_min: float = 300.0  # who waits for others so long is told when it is asked for (AskWaits)
     start_ms_max: float = 300_000.0  # STARTING: imports, model
     idle_ms_max: float = 120_000.0  # the script's own code between iterations
     idle_suspect_ms: float = 10_000.0  # of it, before evidence is heard

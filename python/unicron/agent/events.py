@@ -10,6 +10,7 @@ from unicron.messages import (
     AgentWelcome,
     ArenaRequest,
     ArmFault,
+    AskWaits,
     ChangeLayout,
     CheckNode,
     ChildStatus,
@@ -39,6 +40,7 @@ CoordinatorSays = (
     | CheckNode
     | ChangeLayout
     | MoveRoles
+    | AskWaits
 )  # fmt: skip
 WorkerSays = (
     WorkerReady | CollectiveFailed | ExceptionRaised | StateLost | Healed | Saved | LayoutReady | MoveReady | Finished

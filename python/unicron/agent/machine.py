@@ -37,7 +37,7 @@ from unicron.agent.events import (
     WorkerJoined,
     WorkerMessage,
 )
-from unicron.agent.progress import on_sampled
+from unicron.agent.progress import on_sampled, tell_waits
 from unicron.agent.state import State
 from unicron.agent.step import Step
 from unicron.agent.transitions import Phase
@@ -47,6 +47,7 @@ from unicron.messages import (
     AgentHello,
     AgentWelcome,
     ArmFault,
+    AskWaits,
     ChangeLayout,
     CheckNode,
     EndWorker,
@@ -220,6 +221,8 @@ class AgentMachine:
                 self._on_move(step, message)
             case ArmFault():
                 self._on_arm(step, message)
+            case AskWaits(task):
+                tell_waits(step, task)
             case CheckNode(reason):
                 is_idle = all(w.is_dead for w in self.state.workers.values())
                 step.actions.append(RunChecks(is_idle, reason))

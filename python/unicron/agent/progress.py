@@ -12,15 +12,17 @@ set, makes nobody a suspect.
 from __future__ import annotations
 
 from unicron._core import PhaseTimes
+from unicron.agent.actions import SendCoordinator
 from unicron.agent.events import Pulse, PulsesSampled
 from unicron.agent.state import Standstill, Worker
 from unicron.agent.step import Step
-from unicron.messages import PaceSample, WorkerContinued, WorkerStalled, WorkerStopped
+from unicron.messages import PaceSample, WorkerContinued, WorkerStalled, WorkerStopped, WorkersWait
 from unicron.types import Cpu, Stage
 
 MEASURED = (Stage.COMPUTE, Stage.TIE, Stage.REDUCE, Stage.COMMIT, Stage.STEP, Stage.GATHER)
 UNBOUNDED = (Stage.WAITING, Stage.DONE)  # a role, or the exit timer, ends these
 SUSPECT, SURE = 1, 2
+WAITS_FACTOR = 1.5  # times the usual
 HEIR_FACTOR = 3.0  # its first iteration may take so many times what makes others suspect for sure
 
 Budget = tuple[float, float, float]  # usual (0: not learned), suspect, sure; ms
@@ -112,6 +114,22 @@ def _judge(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:
         epoch=plan.epoch if plan is not None else 0,
     )
     step.report(stalled, f"{worker.name} stands still in {pulse.stage.name.lower()}")
+
+
+def tell_waits(step: Step, task: str) -> None:
+    """A node is silent: whoever waits longer than is usual may wait for it, long before that would be told as a stall.
+    By itself it is nothing (CPUs are busy, links are slow); the coordinator has other evidence against that node."""
+    waits = tuple(w.name for w in step.state.of_task(task) if not w.is_dead and not w.waiting and _waits_long(step, w))
+    answer = WorkersWait(step.config.node, task, waits)
+    step.actions.append(SendCoordinator(answer, "asked who waits"))
+
+
+def _waits_long(step: Step, worker: Worker) -> bool:
+    pulse, stood_ms = worker.pulse, worker.still.stood_ms
+    if pulse is None or not pulse.waiting or pulse.stage not in MEASURED:
+        return False
+    learned = times_of(step, worker).budget(int(pulse.stage))
+    return learned is not None and stood_ms > max(step.config.waits_ms_min, WAITS_FACTOR * learned[0])
 
 
 def _cpu_of(still: Standstill, pulse: Pulse) -> Cpu:

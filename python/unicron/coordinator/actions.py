@@ -13,6 +13,7 @@ from unicron.coordinator.journal import Entry
 from unicron.messages import (
     AgentWelcome,
     ArmFault,
+    AskWaits,
     ChangeLayout,
     CheckNode,
     EndWorker,
@@ -30,6 +31,7 @@ ToAgent = (
     | CheckNode
     | ChangeLayout
     | MoveRoles
+    | AskWaits
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     # nodes
     reconnect_grace_ms: float = 250.0  # between two probes of a node whose connection ended
     silence_ms: float = 2_000.0  # no heartbeat: suspicion, probe
+    cut_off_delay_ms: float = 0.0  # a node that nobody hears is not lost before on the word of those who wait for it
     silence_ms_max: float = 15_000.0  # suspicion that long, and a second signal: lost
     # after our own restart: until an agent must have said hello again
     return_ms_max: float = 10_000.0

@@ -18,6 +18,7 @@ from unicron.messages import (
     WorkerLost,
     WorkerStalled,
     WorkerStopped,
+    WorkersWait,
     WorkerUnkillable,
     WorkerUp,
 )
@@ -33,6 +34,7 @@ AgentSays = (
     | WorkerStopped
     | WorkerContinued
     | WorkerStalled
+    | WorkersWait
     | WorkerUnkillable
     | WorkerExited
     | FromWorker

@@ -62,6 +62,7 @@ from unicron.messages import (
     WorkerLost,
     WorkerStalled,
     WorkerStopped,
+    WorkersWait,
     WorkerUnkillable,
     WorkerUp,
 )
@@ -179,6 +180,9 @@ class CoordinatorMachine:
             return
         if isinstance(message, AgentChecked):
             fitness.on_checked(step, node, message)
+            return
+        if isinstance(message, WorkersWait):
+            nodes.on_waits(step, message)
             return
         if isinstance(message, HardwareSeen):
             fitness.on_hardware(step, node, message)

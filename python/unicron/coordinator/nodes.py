@@ -20,13 +20,24 @@ from unicron.coordinator.lifecycle import tell_over
 from unicron.coordinator.moves import tell as tell_move
 from unicron.coordinator.reshaping import tell as tell_change
 from unicron.coordinator.slowness import note_pace
-from unicron.coordinator.state import Hearing, NodeState, State, TaskState, WorkerState
+from unicron.coordinator.state import Hearing, NodeState, State, TaskState, WorkerState, node_order
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.coordinator.workers import forget_worker, incident_of, is_member, note_status
-from unicron.messages import AgentHeartbeat, AgentHello, AgentWelcome, EndWorker, PublishEpoch, SaveAndHold
+from unicron.messages import (
+    AgentHeartbeat,
+    AgentHello,
+    AgentWelcome,
+    AskWaits,
+    EndWorker,
+    PublishEpoch,
+    SaveAndHold,
+    WorkersWait,
+)
 from unicron.planner.cluster import NAME, SLOTS_MAX
 from unicron.types import Method, Severity
+
+ASKED_NODES_MAX = 256
 
 NODE_SLOTS_MAX = 1024
 STORE_CHARS_MAX = 256
@@ -204,8 +215,22 @@ def suspect_node(step: Step, node: NodeState, trigger: str, reason: str) -> None
 
 def ask(step: Step, node: NodeState, reason: str) -> None:
     step.probe(node, reason)
+    for task in step.state.tasks.values():
+        _ask_who_waits(step, node, task)
     grace_ms = step.config.reconnect_grace_ms
     step.set_timer("verdict", node.name, grace_ms, "it may reconnect, or answer the probe")
+
+
+def _ask_who_waits(step: Step, node: NodeState, task: TaskState) -> None:
+    """Of a task of many nodes nobody is asked: what they tell by themselves comes a second later, and only once."""
+    if task.plan is None or task.is_over or node.name not in task.nodes():
+        return
+    others = sorted({m.node for m in task.plan.members} - {node.name}, key=node_order)
+    if len(others) > ASKED_NODES_MAX:
+        return
+    for name in others:
+        if _is_heard(step.state, name):
+            step.send(name, AskWaits(task.name), f"{node.name} is silent: who waits for others?")
 
 
 def on_probed(step: Step, node: NodeState, answer: str) -> None:
@@ -223,6 +248,21 @@ def on_verdict(step: Step, node: NodeState) -> None:
         ask(step, node, "it neither came back nor is it known to be gone")
 
 
+def on_waits(step: Step, message: WorkersWait) -> None:
+    """Who waits for others where a node is silent (AskWaits)."""
+    task = step.state.tasks.get(message.task)
+    if task is None or message.node not in step.state.nodes:
+        step.refuse("unknown_task", f"{message.node} says who waits in {message.task}")
+        return
+    for worker in task.workers.values():
+        if worker.node == message.node:
+            worker.waits_ms = step.now_ms if worker.name in message.workers else None
+    for name in sorted(task.nodes(), key=node_order):
+        node = step.state.nodes[name]
+        if node.phase is NodePhase.SUSPECT and node.probe_answer:
+            judge(step, node)
+
+
 def judge(step: Step, node: NodeState) -> bool:
     """True when the evidence suffices: the node is lost."""
     elapsed_ms = step.now_ms - node.since_ms
@@ -231,8 +271,9 @@ def judge(step: Step, node: NodeState) -> bool:
     words = [_word_of(step, task, node.name) for task in step.state.tasks.values()]
     waiting = any(_is_waiting(task, node.name) for task in step.state.tasks.values())
     how = "its connection ended" if not node.is_connected else "nobody hears its beats"
+    is_cut_off = _is_cut_off(node) and elapsed_ms >= step.config.cut_off_delay_ms
     evidence = evidence_of_loss(
-        node.probe_answer, how if _is_cut_off(node) else "", elapsed_ms, is_past=elapsed_ms >= bound_ms,
+        node.probe_answer, how if is_cut_off else "", elapsed_ms, is_past=elapsed_ms >= bound_ms,
         word=max(words, default=Word.NONE), is_awaited=waiting,
     )  # fmt: skip
     if evidence:
@@ -275,7 +316,9 @@ def _word_of(step: Step, task: TaskState, node: str) -> Word:
     if any(member.rank in task.reports for member in elsewhere):
         return Word.ENOUGH
     waits = [
-        _waits(task.workers[m.worker]) for m in elsewhere if m.worker in task.workers and _is_heard(step.state, m.node)
+        _waits(step, task.workers[m.worker])
+        for m in elsewhere
+        if m.worker in task.workers and _is_heard(step.state, m.node)
     ]
     return word_of_waits(waits)
 
@@ -287,8 +330,11 @@ def word_of_waits(waits: Collection[bool]) -> Word:
     return Word.ENOUGH if all(waits) else Word.SOME_WAIT
 
 
-def _waits(worker: WorkerState) -> bool:
-    return worker.stalled is not None and worker.stalled.waiting_in_collective
+def _waits(step: Step, worker: WorkerState) -> bool:
+    if worker.stalled is not None and worker.stalled.waiting_in_collective:
+        return True
+    said_ms = worker.waits_ms  # true then; the next question is a grace away
+    return said_ms is not None and step.now_ms - said_ms <= 2 * step.config.reconnect_grace_ms
 
 
 def _is_heard(state: State, name: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unicron.coordinator.events import AgentSays
-from unicron.messages import AgentChecked, AgentHeartbeat, AgentHello, FromWorker, HardwareSeen, WorkerUp
+from unicron.messages import AgentChecked, AgentHeartbeat, AgentHello, FromWorker, HardwareSeen, WorkersWait, WorkerUp
 
 
 def foreign(node: str, message: AgentSays) -> str | None:
@@ -29,6 +29,8 @@ def _workers(message: AgentSays) -> Iterator[str]:
             yield message.status.worker
         case FromWorker():
             yield message.body.worker
+        case WorkersWait():
+            yield from message.workers
         case AgentChecked() | HardwareSeen():
             pass
         case _:

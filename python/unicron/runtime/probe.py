@@ -14,7 +14,7 @@ from typing import Literal
 
 from unicron.runtime.endpoints import parse_endpoint
 
-PROBE_MS_MAX = 500
+PROBE_MS_MAX = 300
 PROBES_MAX = 4096
 
 Answer = Literal["alive", "gone", "unknown"]
