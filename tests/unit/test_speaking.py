@@ -22,6 +22,7 @@ def named(content: Any) -> Iterator[str]:
         content.pop("plans", None)
         if "worker" in content:
             yield content["worker"]
+        yield from (name for name in content.get("workers", ()) if isinstance(name, str))
         for inner in content.values():
             yield from named(inner)
     elif isinstance(content, list | tuple):
