@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "monitor/fatal_signal.h"
 #include "monitor/process.h"
 #include "monitor/pulse.h"
 #include "monitor/sockets.h"
@@ -220,6 +221,7 @@ void register_facts(py::module_& module) {
 
 void register_monitor(py::module_& module) {
   register_pulse(module);
+  module.def("announce_fatal_signals", &monitor::announce_fatal_signals);
   register_worker_monitor(module);
   register_supervisor(module);
   register_facts(module);

@@ -1,12 +1,14 @@
 #include "monitor/pulse.h"
 
 #include <linux/futex.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <string>
 
 #include "base/error.h"
+#include "monitor/futex.h"
 #include "monitor/process.h"
 
 namespace unicron::monitor {
@@ -186,6 +188,12 @@ void PulsePage::arm_fault(uint32_t kind, int64_t point, int64_t iteration, int64
   page.fault_iteration.store(iteration, kRelaxed);
   page.fault_micro_batch.store(micro_batch, kRelaxed);
   page.fault_kind.store(kind, std::memory_order_release);
+}
+
+void PulsePage::announce_death() const {
+  if (fields().owner_pid.load(std::memory_order_acquire) != ::getpid()) return;
+  __atomic_or_fetch(mutex_word(), FUTEX_OWNER_DIED, __ATOMIC_ACQ_REL);
+  futex_wake_all(mutex_word());
 }
 
 void PulsePage::say_last_words(const char* text) {

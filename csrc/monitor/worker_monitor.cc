@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/time.h"
+#include "monitor/fatal_signal.h"
 #include "monitor/holder.h"
 #include "monitor/terminate.h"
 
@@ -42,6 +43,7 @@ WorkerMonitor::WorkerMonitor(int control_fd, const PulsePagePtr& pulse) : stop_e
   require_stream_socket(control_fd);
   hold_for_life(pulse);
   leave_last_words_in(pulse);
+  announce_in(pulse);
   control_.reset(control_fd);
   thread_ = Thread("unicron-control", [this] { watch_control(); });
 }

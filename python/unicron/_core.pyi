@@ -81,6 +81,10 @@ class PulsePage:
     @property
     def owner_pid(self) -> int: ...  # 0 until the holder thread has the mutex
 
+def announce_fatal_signals() -> None:
+    """From now on a signal that ends this process (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT) is known to its agent
+    before faulthandler, or the kernel's core file, is done with it."""
+
 @final
 class WorkerMonitor:
     """Inside a worker: native threads that hold the robust mutex, beat, read the agent's frames and end stuck

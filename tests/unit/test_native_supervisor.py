@@ -75,6 +75,67 @@ def test_every_end_is_a_death(supervisor: _core.Supervisor, pages: int, code: st
         assert [slot for slot, _ in wait_deaths(supervisor)] == [5]
 
 
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGSEGV)", "ctypes.string_at(8)", "os.abort()"])
+def test_a_fatal_signal_is_a_death_before_the_process_has_ended(
+    supervisor: _core.Supervisor, pages: int, end: str
+) -> None:
+    """faulthandler writes its stacks to a pipe that nobody reads: it does not get to the end."""
+    code = f"""
+import ctypes, faulthandler
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+try:
+    while True:
+        os.write(writer, bytes(65536))
+except BlockingIOError:
+    os.set_blocking(writer, True)
+faulthandler.enable(writer)
+_core.announce_fatal_signals()
+{end}
+"""
+    with Worker(pages, 5, code) as worker:
+        supervisor.watch(worker.pulse, 5)
+        assert [slot for slot, _ in wait_deaths(supervisor)] == [5]
+        assert worker.process.poll() is None, "it is still writing"
+
+
+def until_says(worker: Worker, words: str) -> None:
+    assert worker.process.stderr is not None
+    while words not in worker.process.stderr.readline():
+        assert worker.process.poll() is None
+
+
+def test_what_a_forked_child_dies_of_is_no_death(supervisor: _core.Supervisor, pages: int) -> None:
+    """A data loader's process has its parent's page, and its handlers."""
+    code = """
+_core.announce_fatal_signals()
+child = os.fork()
+if child == 0:
+    os.kill(os.getpid(), signal.SIGSEGV)
+assert os.waitpid(child, 0)[1] == signal.SIGSEGV
+print("child is gone", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+    with Worker(pages, 5, code) as worker:
+        supervisor.watch(worker.pulse, 5)
+        until_says(worker, "child is gone")
+        assert not select.select([supervisor.fileno()], [], [], 0.3)[0]
+
+
+def test_a_handler_that_came_later_decides(supervisor: _core.Supervisor, pages: int) -> None:
+    """As a Java machine's, which lives on faults of its own."""
+    code = """
+_core.announce_fatal_signals()
+signal.signal(signal.SIGSEGV, lambda *_: print("handled", file=sys.stderr, flush=True))
+os.kill(os.getpid(), signal.SIGSEGV)
+time.sleep(60)
+"""
+    with Worker(pages, 5, code) as worker:
+        supervisor.watch(worker.pulse, 5)
+        until_says(worker, "handled")
+        assert not select.select([supervisor.fileno()], [], [], 0.3)[0]
+
+
 def test_watched_before_the_worker_exists(supervisor: _core.Supervisor, pages: int) -> None:
     """The mutex has no owner yet: no death, no busy loop, and the owner that comes is noticed."""
     for slot in range(4):

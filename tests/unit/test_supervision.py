@@ -115,6 +115,15 @@ def test_the_kernels_kill_is_told_from_anothers(oom: bool | None, cause: str) ->
     assert (lost.cause, lost.text) == (cause, "memory.events says so")
 
 
+def test_who_announced_its_death_and_does_not_end_is_ended() -> None:
+    """A core file takes as long as it takes: nothing of its process lives on beside the heir."""
+    agent = living()
+    agent.feed(on.MutexReleased(W, 2 * MS, pulse()))
+    assert agent.said(WorkerLost) and not agent.of(KillWorker)
+    agent.fire(f"status/{W}")
+    assert [(kill.worker, kill.pid) for kill in agent.of(KillWorker)] == [(W, 50)]
+
+
 # ---------------------------------------------------------------- held on purpose
 
 DEBUGGER = "a debugger (pid 9) is attached"

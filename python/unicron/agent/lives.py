@@ -294,9 +294,12 @@ def on_status(step: Step, event: ChildStatusSeen) -> None:
 
 
 def on_status_timer(step: Step, worker: Worker) -> None:
-    """The exit status never came (its template is gone, say); the death itself is certain."""
+    """The exit status never came (its template is gone, or a core file is written for ever). The death is certain, and
+    what is left of the process must not live on beside its heir."""
     if worker.last_report is None:
         _report_lost(step, worker, worker.pulse, 0, "exit status unknown")
+    if worker.pid:
+        step.actions.append(KillWorker(worker.name, worker.pid, "it is dead, and gave no exit status"))
     _gone(step, worker, "exit status unknown")
 
 

@@ -21,6 +21,7 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
+from unicron import _core
 from unicron.messages import Fork
 
 PR_SET_PDEATHSIG = 1
@@ -77,6 +78,7 @@ def become_worker(request: Fork, template_pid: int) -> None:
     _redirect(request.stdout, request.stderr)
     os.chdir(request.cwd or "/")
     faulthandler.enable()
+    _core.announce_fatal_signals()  # before faulthandler writes its stacks
     set_title(f"{TITLE} {request.worker}: {' '.join(request.argv)}")
 
 

@@ -131,6 +131,9 @@ class PulsePage {
   void arm_fault(uint32_t kind, int64_t point, int64_t iteration, int64_t micro_batch);
   void mark_fault();
 
+  // The owner is about to end, and says so before the kernel does. Not of a child that it forked. For signal handlers.
+  void announce_death() const;
+
   // What a process says before std::terminate ends it; cut, and only the first time.
   void say_last_words(const char* text);
   std::string last_words() const;
