@@ -30,6 +30,8 @@ def main(
     fp16: Annotated[bool, typer.Option("--fp16", help="The same in fp16, with a loss scale that adapts.")] = False,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Where tp > 1.")] = False,
     dropout: Annotated[float, typer.Option(help="Of the model.", min=0.0, max=0.9)] = 0.0,
+    experts: Annotated[int, typer.Option(help="In each layer; 0: none.", min=0)] = 0,
+    ep: Annotated[int, typer.Option(help="Spread over so many data-parallel ranks.", min=1)] = 1,
     virtual_pp: Annotated[int, typer.Option(help="Model chunks a rank; above 1 pp is interleaved.", min=1)] = 1,
     recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: the same bits at any width.")] = False,
@@ -61,13 +63,13 @@ def main(
     sharded = optimizer == "distributed"
     names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=sharded))
     options = Options(
-        layout_of(*_sizes(layout), sharded=sharded, exact=exact, buddy=buddy, buddy_every=buddy_every),
+        layout_of(*_sizes(layout, experts, ep), ep=ep, sharded=sharded, exact=exact, buddy=buddy, buddy_every=buddy_every),
         iterations,
         seed,
         Path(report),
         measure_unmanaged=unmanaged,
         keep=keep,
-        variant=Variant(overlap, bf16, fp16, sequence_parallel, dropout, virtual_pp),
+        variant=Variant(overlap, bf16, fp16, sequence_parallel, dropout, virtual_pp, experts=experts),
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)
@@ -99,12 +101,12 @@ def _refuse(option: str, value: str, known: tuple[str, ...]) -> None:
         raise Problem(f"--{option} {value!r}: this version has {', '.join(known)}", 2)
 
 
-def _sizes(layout: str) -> tuple[int, int, int]:
+def _sizes(layout: str, experts: int, ep: int) -> tuple[int, int, int]:
     words = layout.split(",")
     if len(words) != 3 or not all(word.strip().isdecimal() for word in words):
         raise Problem(f"--layout {layout!r}: give tp,pp,dp, as 1,2,2", 2)
     tp, pp, dp = (int(word) for word in words)
-    why = _why_not(tp, pp, dp)
+    why = _why_not(tp, pp, dp) or _why_no_experts(experts, ep, tp, dp)
     if why:
         raise Problem(f"--layout {layout}: {why}", 2)
     return tp, pp, dp
@@ -119,6 +121,18 @@ def _why_not(tp: int, pp: int, dp: int) -> str:
         return f"pp {pp} does not divide the model's 4 layers"
     if dp < 2:
         return "dp must be at least 2: scenarios lose whole nodes, and another replica goes on (unicron run takes dp 1)"
+    return ""
+
+
+def _why_no_experts(experts: int, ep: int, tp: int, dp: int) -> str:
+    if ep > 1 and experts % ep:
+        return f"--experts {experts} do not divide by --ep {ep}"
+    if ep > 1 and not experts:
+        return "--ep spreads experts: add --experts"
+    if experts == 1:
+        return "--experts 1: a token takes two"
+    if dp % ep or dp < 2 * ep:
+        return f"with --ep {ep} dp must be a multiple of it, at least {2 * ep}: scenarios lose whole nodes, and another replica goes on"
     return ""
 
 

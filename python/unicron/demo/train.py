@@ -31,6 +31,7 @@ def main() -> None:
     with unicron.join(
         tp=options.tp,
         pp=options.pp,
+        ep=options.ep,
         micro_batch=options.micro_batch,
         num_micro_batches=options.num_micro_batches,
         sharded=options.sharded,
@@ -123,10 +124,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--virtual-pp", type=int, default=1, help="model chunks a rank: an interleaved pipeline")
+    parser.add_argument("--experts", type=int, default=0, help="in each layer; 0: none")
     parser.add_argument("--poison", type=numbers, default=(), help="rank,iteration,micro-batch")
     unmanaged = parser.add_argument_group("without unicron (under it the task says them)")
     unmanaged.add_argument("--tp", type=int, default=1)
     unmanaged.add_argument("--pp", type=int, default=1)
+    unmanaged.add_argument("--ep", type=int, default=1)
     unmanaged.add_argument("--micro-batch", type=int, default=2)
     unmanaged.add_argument("--num-micro-batches", type=int, default=0)
     unmanaged.add_argument("--sharded", action="store_true", help="the distributed optimizer")

@@ -15,6 +15,7 @@ class Variant:
     dropout: float = 0.0
     virtual_pp: int = 1  # model chunks a rank; above 1 the pipeline is interleaved
     unclipped: bool = False  # gradients of whatever norm
+    experts: int = 0  # in each layer, two of which take each token; 0: layers have none
 
     def arguments(self) -> list[str]:
         """Of the script's command line."""

@@ -192,7 +192,7 @@ class HealingMachine:
     def _compute_own(self, dealt: tuple[int, ...], why: str) -> do.AnyAction:
         if self.record.begun:
             dealt = self.record.dealt
-        mine = assigned(self.replica, dealt, self.layout.num_micro_batches)
+        mine = assigned(self.replica, dealt, self.layout.num_sets)
         return self._work(Work(mine, dealt, extra=False, reduce_only=False, reason=why))
 
     def _work(self, work: Work) -> do.AnyAction:

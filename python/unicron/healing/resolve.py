@@ -55,8 +55,7 @@ class WorldVerdict(msgspec.Struct, frozen=True):
 
 
 def position_of(layout: Layout, rank: Rank) -> int:
-    tp, _, pp = layout.coords(rank)
-    return tp + layout.tp * pp
+    return layout.position_of(rank)
 
 
 def newest_commit(records: Sequence[Record]) -> CommitResult | None:
@@ -158,7 +157,7 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
     if reduced_everywhere:
         compute: dict[int, tuple[int, ...]] = dict.fromkeys(plan.replicas, ())
     else:
-        compute = deal(layout.num_micro_batches, dealt, plan.replicas, have)
+        compute = deal(layout.num_sets, dealt, plan.replicas, have)
         # Who computes its share from nothing overwrites what it holds reduced, so it cannot share it.
         shared = _shared_segments(plan, [r for r in current if layout.replica_of(r.rank) in have])
     # Copies made beside the training are renewed at every meeting, by the gathering: who keeps whose may be another.
@@ -181,7 +180,7 @@ def _go_back(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict | None:
         Fetch(position_of(layout, rank), source, (rank,), True, iteration) for rank, source in sorted(sources.items())
     )
     shared: dict[int, tuple[Rank, ...]] = dict.fromkeys(range(layout.replica_size), ())
-    compute = deal(layout.num_micro_batches, everybody, everybody, {})
+    compute = deal(layout.num_sets, everybody, everybody, {})
     why = f"ranks {sorted(sources)} lost their shards: everybody goes back to iteration {iteration}"
     return WorldVerdict(
         iteration, None, fetches, everybody, compute, {}, shared, (), False, True, why,

@@ -43,7 +43,7 @@ class TaskOptions:
             replicas_min=self.replicas_min,
             standbys=self.standbys,
             throughput={
-                r * size: 1e12 * (r * size) ** self.speed for r in range(self.replicas_min or 1, layout.dp + 1)
+                r * size: 1e12 * (r * size) ** self.speed for r in range(self.replicas_min or 1, layout.num_replicas + 1)
             },
             measured=False,
             budgets=Budgets(first_iteration_ms=FIRST_ITERATION_MS),

@@ -119,7 +119,7 @@ class WorkerTraining(WorkerProcess):
         replica, iteration = self.layout.replica_of(self.rank), self.memory.iteration
 
         def gathered(results: dict[Rank, tuple[int, int]]) -> None:
-            if set(results.values()) != {(r, iteration) for r in range(self.layout.dp)}:
+            if set(results.values()) != {(r, iteration) for r in range(self.layout.num_replicas)}:
                 self.world.violate(f"{self.name} at {iteration} gathers shards {sorted(results.values())}")
             self.memory.gathered = True
             self._done()

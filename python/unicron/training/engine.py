@@ -66,6 +66,13 @@ def is_collective_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and COLLECTIVE_ERROR.search(str(error)) is not None
 
 
+def gradients_of(model: Any, memory: StateMemory, layout: Layout, rank: Rank) -> Gradients:
+    counts_dense = layout.lane_of(rank) == 0
+    if layout.exact:
+        return ExactGradients(model, memory, layout, counts_dense=counts_dense)
+    return Gradients(model, memory, counts_dense=counts_dense)
+
+
 def _carry_out(operation: Callable[[bool], Any], then: Callable[[], None] | None) -> None:
     """operation(is_async) with others. It is begun and waited for apart only where something is to be done between."""
     work = operation(then is not None)
@@ -83,7 +90,7 @@ class Engine:
     ) -> None:  # fmt: skip
         self.link, self.rank, self.layout = link, rank, layout
         self.model, self.memory, self.groups = model, memory, groups
-        self.gradients = ExactGradients(model, memory, layout) if layout.exact else Gradients(model, memory)
+        self.gradients = gradients_of(model, memory, layout, rank)
         self.ledger = Ledger(memory.fd)
         self.computation = compute.Computation(model, layout, memory.scalars)
         self.computation.randomness = Randomness(rank, layout)
@@ -231,7 +238,8 @@ class Engine:
             return self._enter_passage(FaultPoint.RECEIVE)
         if name == "send":
             return self._enter_passage(FaultPoint.SEND)
-        return self._enter_passage(FaultPoint.TENSOR) if kind == WaitKind.TP else None
+        point = {WaitKind.TP: FaultPoint.TENSOR, WaitKind.WORLD: FaultPoint.EXPERT}.get(WaitKind(kind))
+        return None if point is None else self._enter_passage(point)
 
     # ------------------------------------------------------------------ the undisturbed iteration
 
@@ -248,12 +256,14 @@ class Engine:
             self.maybe_fault(FaultPoint.COMPUTE, micro_batch)
             if self.machine.healing:
                 self.maybe_fault(FaultPoint.COMPUTE_AGAIN, micro_batch)
-            self.account.forward_begins(action.iteration, micro_batch, micro_batch in begun)
-            begun.add(micro_batch)
+            number = micro_batch // self.layout.ep  # the ledger, like every plan, counts sets
+            self.account.forward_begins(action.iteration, micro_batch, number in begun)
+            begun.add(number)
             self.ledger.set_begun(begun)
 
         self._pulse(Stage.COMPUTE)  # a pipeline stage may fetch no micro-batch
-        self.computation.run(action.iteration, action.micro_batches, self.forward_step, self.dataset, begin)
+        mine = [number * self.layout.ep + self.layout.lane_of(self.rank) for number in action.micro_batches]
+        self.computation.run(action.iteration, mine, self.forward_step, self.dataset, begin)
         self.gradients.computed()
         if aside is not None:
             self.gradients.tie(self.model, self.computation.config)

@@ -53,8 +53,11 @@ def exact_counts(model: Chunks, layout: Layout) -> list[int]:
 class ExactGradients(Gradients):
     """Gradients whose segments are the integer sums; the floats follow from them."""
 
-    def __init__(self, model: Chunks, memory: StateMemory, layout: Layout, chunk_bytes: int = CHUNK_BYTES) -> None:
-        super().__init__(model, memory, chunk_bytes)
+    def __init__(
+        self, model: Chunks, memory: StateMemory, layout: Layout, chunk_bytes: int = CHUNK_BYTES, *,
+        counts_dense: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(model, memory, chunk_bytes, counts_dense=counts_dense)
         self._terms = layout.num_micro_batches * (layout.tp + 1)  # the tie adds what other ranks of the replica have
         self._term_bits = math.ceil(math.log2(self._terms))
         self.exponent = FIRST_EXPONENT
@@ -116,7 +119,7 @@ class ExactGradients(Gradients):
     # ---------------------------------------------------------- the tie, in integers
 
     def tie(self, model: Chunks, config: Any) -> None:
-        """What compute.tie does with floats: norms under sequence parallelism, tied word embeddings."""
+        """What compute.tie does with floats: norms under sequence parallelism, tied word embeddings, lanes."""
         from megatron.core import parallel_state
 
         if getattr(config, "sequence_parallel", False):
@@ -125,6 +128,10 @@ class ExactGradients(Gradients):
         weight = _tied_weight(model)
         if weight is not None and parallel_state.get_pipeline_model_parallel_world_size() > 1:
             self._add_up([weight], parallel_state.get_embedding_group())
+        if parallel_state.get_expert_model_parallel_world_size() > 1:
+            lanes = parallel_state.get_expert_model_parallel_group()
+            for sums in self.sums[: len(model.buffers)]:
+                dist.all_reduce(sums, group=lanes)
 
     def _add_up(self, params: list[Any], group: dist.ProcessGroup) -> None:
         spans = [self._span(param) for param in params]

@@ -55,8 +55,8 @@ class Sandbox:
         gradients = made or Gradients(self.model, self.memory)
         stepper = step.Stepper(self.optimizer, self.scheduler, self.layout, gradients)
         addressed = data.addressed(dataset, self.layout.micro_batch, self.layout.num_micro_batches)
-        replicas = tuple(range(self.layout.dp))
-        mine = assigned(self.layout.replica_of(self.rank), replicas, self.layout.num_micro_batches)
+        replicas = tuple(range(self.layout.num_replicas))
+        mine = assigned(self.layout.replica_of(self.rank), replicas, self.layout.num_sets)
 
         def begin(_micro_batch: int) -> None:
             self.num_micro_batches += 1
@@ -67,7 +67,9 @@ class Sandbox:
             stepper.zero_grad()
             computation = compute.Computation(self.model, self.layout, self.memory.scalars)
             computation.randomness = Randomness(self.rank, self.layout)
-            self._part("compute", lambda: computation.run(0, mine, forward_step, addressed, begin))
+            lane = self.layout.lane_of(self.rank)
+            numbers = [number * self.layout.ep + lane for number in mine]
+            self._part("compute", lambda: computation.run(0, numbers, forward_step, addressed, begin))
             self._part("tie", lambda: self._tie(gradients, computation))
             self._part("step", lambda: self._step(gradients, stepper))
         os.close(self.memory.fd)  # its mapping goes with the model

@@ -87,7 +87,7 @@ class _Process:
 
 @contextlib.contextmanager
 def join(
-    *, tp: int = 1, pp: int = 1, micro_batch: int = 1, num_micro_batches: int = 0, sharded: bool = False
+    *, tp: int = 1, pp: int = 1, ep: int = 1, micro_batch: int = 1, num_micro_batches: int = 0, sharded: bool = False
 ) -> Iterator[Any]:
     """A role in a task, or an understudy's or joiner's wait for one.
 
@@ -99,7 +99,7 @@ def join(
     if "UNICRON_AGENT" not in os.environ:
         from unicron.training.unmanaged import UnmanagedSession
 
-        with UnmanagedSession(tp, pp, micro_batch, num_micro_batches, sharded=sharded) as unmanaged:
+        with UnmanagedSession(tp, pp, micro_batch, num_micro_batches, ep=ep, sharded=sharded) as unmanaged:
             yield unmanaged
         return
     if _Process.link is None:
