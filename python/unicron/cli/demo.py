@@ -63,7 +63,9 @@ def main(
     sharded = optimizer == "distributed"
     names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=sharded))
     options = Options(
-        layout_of(*_sizes(layout, experts, ep), ep=ep, sharded=sharded, exact=exact, buddy=buddy, buddy_every=buddy_every),
+        layout_of(
+            *_sizes(layout, experts, ep), ep=ep, sharded=sharded, exact=exact, buddy=buddy, buddy_every=buddy_every
+        ),
         iterations,
         seed,
         Path(report),
@@ -132,7 +134,7 @@ def _why_no_experts(experts: int, ep: int, tp: int, dp: int) -> str:
     if experts == 1:
         return "--experts 1: a token takes two"
     if dp % ep or dp < 2 * ep:
-        return f"with --ep {ep} dp must be a multiple of it, at least {2 * ep}: scenarios lose whole nodes, and another replica goes on"
+        return f"with --ep {ep} dp must be a multiple of it, at least {2 * ep}: a lost node is a whole replica"
     return ""
 
 

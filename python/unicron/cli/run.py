@@ -131,7 +131,8 @@ def _layout(layout: Layout, optimizer: str, *, exact: bool, buddy: bool, buddy_e
     buddy = buddies_of(buddy, buddy_every)
     if buddy and (optimizer != "distributed" or layout.num_replicas < 2):
         raise Problem(
-            "--buddy copies shards of a distributed optimizer, and needs --optimizer distributed and several replicas", 2
+            "--buddy copies shards of a distributed optimizer, and needs --optimizer distributed and several replicas",
+            2,
         )
     return msgspec.structs.replace(
         layout, sharded=optimizer == "distributed", exact=exact, buddy=buddy, buddy_every=buddy_every

@@ -84,7 +84,9 @@ def _experts_refusal(job: Job) -> str:
     """Why experts cannot be spread so; '' when they can."""
     layout = job.layout
     if layout.dp % layout.ep:
-        return f"layout: dp {layout.dp} is no multiple of ep {layout.ep}: experts are spread over so many of its indices"
+        return (
+            f"layout: dp {layout.dp} is no multiple of ep {layout.ep}: experts are spread over so many of its indices"
+        )
     if layout.ep > 1 and layout.num_micro_batches % layout.ep:
         return (
             f"layout: {layout.num_micro_batches} micro-batches are no multiple of ep {layout.ep}: the lanes of a "

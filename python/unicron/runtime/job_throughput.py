@@ -124,7 +124,10 @@ def _modelled(asked: Asked) -> dict[int, float]:
         for which in (RECOMPUTE_NONE, RECOMPUTE_FULL):
             try:
                 found = estimate(
-                    task, machine, calibration, TaskLayout(layout.tp, layout.pp, count * layout.ep, 1, layout.micro_batch, which)
+                    task,
+                    machine,
+                    calibration,
+                    TaskLayout(layout.tp, layout.pp, count * layout.ep, 1, layout.micro_batch, which),
                 )
             except PerformanceError as error:
                 raise FileProblem(str(error)) from None

@@ -183,6 +183,9 @@ class Gradients:
         """Above 0: this gradient, with this sum of squares, cannot be stepped with (CommitResult.found_inf)."""
         return 0.0 if math.isfinite(squares) else 1.0
 
+    #: How often the iteration was computed before, at scales that were too large (exact mode; healing/record.py).
+    repeat = 0
+
     def stepped(self, commit: CommitResult) -> None:
         """A step with this commit is done."""
 

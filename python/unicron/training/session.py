@@ -68,6 +68,7 @@ class Metrics(msgspec.Struct, frozen=True):
     grad_norm: float
     tokens: int
     skipped: bool  # a non-finite gradient: parameters unchanged
+    repeats: int = 0  # exact mode: so often it was computed before, at scales that were too large for a gradient
 
 
 class NotManaged(RuntimeError):
@@ -409,7 +410,7 @@ class Session:
         engine.maybe_fault(FaultPoint.LOG)
         return Metrics(
             iteration, commit.loss_sum / tokens, engine.stepper.grad_norm, int(commit.tokens),
-            bool(commit.found_inf),
+            bool(commit.found_inf), commit.repeat,
         )  # fmt: skip
 
     def on_reduced(self, callback: Callable[..., None]) -> None:
