@@ -164,6 +164,8 @@ class SimWorker(WorkerMoving):
                 self._gather_shards()
             case do.Settle(ok=ok):
                 self._advance(Stage.GATHER, waiting=True)
+                if action.report:
+                    self._report(action.report, inside=False)
                 assert self.machine is not None
                 # At a meeting a member whose state did not come says so from an older iteration.
                 usual = self.machine.phase is Phase.SETTLE

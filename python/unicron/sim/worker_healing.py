@@ -55,6 +55,12 @@ class WorkerHealing(WorkerTraining):
             self.data = self.world.group(f"{self.task}/data/{epoch}", peers) if len(peers) > 1 else None
             if self.data is not None:
                 self.groups.append((self.data, True))
+        if self.layout.ep > 1:
+            self._forget(self.lanes)
+            lanes = {r: w for r, w in members.items() if r in self.layout.dense_peers(self.rank)}
+            self.lanes = self.world.group(f"{self.task}/lanes/{epoch}", lanes) if len(lanes) > 1 else None
+            if self.lanes is not None:
+                self.groups.append((self.lanes, self.layout.num_replicas > 1))
         self._forget(self.everybody)
         self.everybody = self.world.group(f"{self.task}/world/{epoch}", members) if len(members) > 1 else None
         if self.everybody is not None:

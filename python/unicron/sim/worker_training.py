@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from unicron.healing import actions as do
@@ -121,17 +122,32 @@ class WorkerTraining(WorkerProcess):
         self._loop(self.rng.uniform(1.0, 4.0), stepped)
 
     def _gather_shards(self) -> None:
-        """Every replica's shard must be of the same version, and there must be one of each replica."""
+        """First of what is outside of experts, which every lane has a shard of, then of the experts."""
         self._advance(Stage.GATHER, waiting=True)
-        replica, iteration = self.layout.replica_of(self.rank), self.memory.iteration
+        if self.layout.ep == 1:
+            self._gather_of_replicas()
+            return
+        place = self.layout.coords(self.rank)[1]
+        self._gather_of(self.lanes, place, range(self.layout.dp), "lanes", self._gather_of_replicas)
 
-        def gathered(results: dict[Rank, tuple[int, int]]) -> None:
-            if set(results.values()) != {(r, iteration) for r in range(self.layout.num_replicas)}:
-                self.world.violate(f"{self.name} at {iteration} gathers shards {sorted(results.values())}")
+    def _gather_of_replicas(self) -> None:
+        def gathered() -> None:
             self.memory.gathered = True
             self._done()
 
-        self._within(self.data, ("gather", iteration), (replica, iteration), gathered)
+        replicas = range(self.layout.num_replicas)
+        self._gather_of(self.data, self.layout.replica_of(self.rank), replicas, "gather", gathered)
+
+    def _gather_of(self, group: Any, place: int, places: range, tag: str, then: Callable[[], None]) -> None:
+        """Every shard must be of the same version, and there must be one of each place."""
+        iteration = self.memory.iteration
+
+        def gathered(results: dict[Rank, tuple[int, int]]) -> None:
+            if set(results.values()) != {(each, iteration) for each in places}:
+                self.world.violate(f"{self.name} at {iteration} gathers shards {sorted(results.values())}")
+            then()
+
+        self._within(group, (tag, iteration), (place, iteration), gathered)
 
     def _ended(self, action: do.EndIteration) -> None:
         iteration = action.commit.iteration

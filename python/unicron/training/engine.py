@@ -337,9 +337,10 @@ class Engine:
         sumsq = math.fsum(by_position)  # the same whatever the order of the all-reduce was
         return on.CommitDone(self._result(tokens, sumsq, found_inf, loss, hold))
 
-    def _result(self, *sums: float) -> CommitResult:
+    def _result(self, tokens: float, sumsq: float, found_inf: float, loss: float, hold: float) -> CommitResult:
         """Of the try that this rank, and whoever made the commit with it, is at."""
-        return CommitResult(self.machine.record.iteration, *sums, repeat=self.machine.record.repeat)
+        at = self.machine.record
+        return CommitResult(at.iteration, tokens, sumsq, found_inf, loss, hold, at.repeat)
 
     def _is_told_to_hold(self) -> bool:
         link, move = self.link, self.link.move
