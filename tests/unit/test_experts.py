@@ -55,7 +55,6 @@ def groups_of_megatron() -> None:
 def test_micro_batches_are_dealt_in_sets() -> None:
     machine = HealingMachine(16, LAYOUT, 1)  # replica 1, second stage, lane 0
     assert machine.replica == 1 and LAYOUT.num_sets == 6
-    action = machine._compute_own((0, 1, 2), "")
     machine.loop_iteration = 0
     action = machine._compute_own((0, 1, 2), "")
     assert action.micro_batches == (2, 3)  # type: ignore[union-attr]
@@ -81,7 +80,7 @@ MIXTURE = {
     ("name", "value"),
     [
         ("expert_tensor_parallel_size", 1), ("moe_router_enable_expert_bias", True),
-        ("moe_router_load_balancing_type", "global_aux_loss"),
+        ("moe_router_load_balancing_type", "global_aux_loss"), ("moe_token_dispatcher_type", "flex"),
         ("moe_router_load_balancing_type", ["seq_aux_loss", "global_aux_loss"]),
     ],
 )  # fmt: skip
@@ -90,8 +89,7 @@ def test_what_depends_on_other_replicas_or_on_the_past_is_refused_by_name(name: 
     with pytest.raises(ParallelismRefused, match=name) as caught:
         check_config(SimpleNamespace(**{**MIXTURE, name: value}))
     assert len(str(caught.value).splitlines()) == 1
-    if "num_moe_experts" in MIXTURE:
-        check_config(SimpleNamespace(**{**MIXTURE, name: value, "num_moe_experts": None}))
+    check_config(SimpleNamespace(**{**MIXTURE, name: value, "num_moe_experts": None}))
 
 
 @pytest.mark.parametrize(

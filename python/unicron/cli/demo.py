@@ -16,6 +16,8 @@ from unicron.demo.scenarios import ITERATIONS
 
 OPTIMIZERS = ("plain", "distributed")
 RECOVERIES = ("in-order",)
+Experts = Annotated[int, typer.Option(help="In each layer of the model; 0: none.", min=0)]
+ExpertParallel = Annotated[int, typer.Option("--ep", help="Data-parallel ranks that experts are spread over.", min=1)]
 
 
 def main(
@@ -30,8 +32,8 @@ def main(
     fp16: Annotated[bool, typer.Option("--fp16", help="The same in fp16, with a loss scale that adapts.")] = False,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Where tp > 1.")] = False,
     dropout: Annotated[float, typer.Option(help="Of the model.", min=0.0, max=0.9)] = 0.0,
-    experts: Annotated[int, typer.Option(help="In each layer; 0: none.", min=0)] = 0,
-    ep: Annotated[int, typer.Option(help="Spread over so many data-parallel ranks.", min=1)] = 1,
+    experts: Experts = 0,
+    ep: ExpertParallel = 1,
     virtual_pp: Annotated[int, typer.Option(help="Model chunks a rank; above 1 pp is interleaved.", min=1)] = 1,
     recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: the same bits at any width.")] = False,
@@ -57,10 +59,8 @@ def main(
 
     _refuse("optimizer", optimizer, OPTIMIZERS)
     _refuse("recovery", recovery, RECOVERIES)
-    buddy = buddies_of(buddy, buddy_every)
-    if buddy and optimizer != "distributed":
-        raise Problem("--buddy copies shards of the distributed optimizer: add --optimizer distributed", 2)
     sharded = optimizer == "distributed"
+    buddy = _buddies(buddy, buddy_every, sharded=sharded)
     names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=sharded))
     options = Options(
         layout_of(
@@ -96,6 +96,13 @@ def main(
 
 def _interrupted(number: int, _: object) -> None:
     raise SystemExit(128 + number)
+
+
+def _buddies(buddy: bool, every: int, *, sharded: bool) -> bool:
+    wanted = buddies_of(buddy, every)
+    if wanted and not sharded:
+        raise Problem("--buddy copies shards of the distributed optimizer: add --optimizer distributed", 2)
+    return wanted
 
 
 def _refuse(option: str, value: str, known: tuple[str, ...]) -> None:

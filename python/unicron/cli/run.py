@@ -32,6 +32,7 @@ MaxRestarts = Annotated[
 Understudies = Annotated[int, typer.Option(min=-1, help=UNDERSTUDIES, show_default=False)]
 MicroBatches = Annotated[int, typer.Option(help=MICRO_BATCHES, show_default=False)]
 CheckpointDir = Annotated[str, typer.Option(help="Folder that all nodes see; default: no checkpoints.")]
+ExpertParallel = Annotated[int, typer.Option("--ep", help="Data-parallel ranks that experts are spread over.")]
 Standalone = Annotated[bool, typer.Option("--standalone", help=STANDALONE)]
 
 
@@ -43,7 +44,7 @@ def main(
     log_dir: LogDir = "unicron-logs",
     tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline-parallel size.")] = 1,
-    ep: Annotated[int, typer.Option(help="Expert-parallel size: so many data-parallel ranks hold a layer's.")] = 1,
+    ep: ExpertParallel = 1,
     optimizer: Annotated[str, typer.Option(help="plain, or distributed: what the script builds.")] = "plain",
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: one result whatever fails.")] = False,
     buddy: Annotated[bool, typer.Option("--buddy", help="Distributed: each shard is copied to another node.")] = False,

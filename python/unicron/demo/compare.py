@@ -427,7 +427,9 @@ def _told_as_counted(expect: Expect, counted: int, allowed: int, observed: Obser
     """Nobody knows what a lost node had begun: there the incident may say more, up to its share."""
     told = over_recoveries(observed, "micro_batches_recomputed")
     is_wrong = told != counted
-    if expect.outcome == "resized" or "buddy" in expect.state_sources or expect.told_more:
+    if expect.told_less:
+        is_wrong = told > allowed
+    elif expect.outcome == "resized" or "buddy" in expect.state_sources or expect.told_more:
         is_wrong = not counted <= told <= allowed
     if is_wrong and expect.outcome in ("healed", "resized"):
         yield f"incidents say {told} micro-batches were computed again, {counted} were"

@@ -296,6 +296,8 @@ def _node_dies(name: str, then: str, case: Case, layout: Layout, faults: Sequenc
             replaced=None,
             incidents_max=layout.replica_size + case.incidents(),
             recomputed_replicas=case.shares_of(layout),
+            # With lanes nobody else has computed the same micro-batches.
+            told_less=layout.ep > 1 and case.again == "reduce_again",
         ),
         tuple(replace(fault, iteration=SHRINK_ITERATION) for fault in faults),
         acts=(back,),

@@ -68,6 +68,7 @@ class Expect:
     is_grown: bool = False  # dp is whole again at the end
     gradient: bool = True  # of the healed iteration; False: none is interrupted, and the state is compared after it
     told_more: bool = False  # nobody knows what a lost node had begun: incidents may say more, up to its share
+    told_less: bool = False  # who computed for a lost node died of its own failure, and what it had counted with it
     groups_kept: bool = True  # > 0 where replicas have several ranks
 
 

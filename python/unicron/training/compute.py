@@ -106,6 +106,11 @@ def _check_experts(config: Any) -> None:
             "the forward, and over the micro-batches before, so what a micro-batch gives depends on the width and on "
             "failures; use aux_loss or seq_aux_loss"
         )
+    if getattr(config, "moe_token_dispatcher_type", "") == "flex":
+        raise ParallelismRefused(
+            "TransformerConfig.moe_token_dispatcher_type is flex: it exchanges tokens in buffers of its own (DeepEP, "
+            "HybridEP), which nobody here can end when a rank is lost; use alltoall or allgather"
+        )
     if config.moe_router_enable_expert_bias:
         raise ParallelismRefused(
             "TransformerConfig.moe_router_enable_expert_bias is on: the bias follows counts of tokens that are kept "

@@ -240,8 +240,9 @@ class Engine:
             return self._enter_passage(FaultPoint.RECEIVE)
         if name == "send":
             return self._enter_passage(FaultPoint.SEND)
-        point = {WaitKind.TP: FaultPoint.TENSOR, WaitKind.WORLD: FaultPoint.EXPERT}.get(WaitKind(kind))
-        return None if point is None else self._enter_passage(point)
+        if kind == WaitKind.TP:
+            return self._enter_passage(FaultPoint.TENSOR)
+        return self._enter_passage(FaultPoint.EXPERT) if kind == WaitKind.WORLD else None
 
     # ------------------------------------------------------------------ the undisturbed iteration
 

@@ -9,8 +9,9 @@ made anew. What survives is what a process does once: imports inside functions, 
 the allocator's memory, the data's pages, first uses of the pipeline's code.
 
 Answers: a collective's output is its input, and what would be received is zeros (torch.empty gives those meanwhile), so
-numbers stay finite. Rejected: outputs recorded in a real iteration. They are needed where a path depends on values
-(dynamic routing); nothing that this version trains does. Rejected: to go on with the model of the first run. Then every
+numbers stay finite. Rejected: outputs recorded in a real iteration. They are needed where a path depends on values: so
+does routing to experts that are spread, whose exchange of tokens may fail here; then the part is counted as missed.
+Rejected: to go on with the model of the first run. Then every
 value in it would have to be shown to be replaced.
 """
 
