@@ -154,3 +154,25 @@ def route_twice() -> None:
     assert torch.equal(sums((2,)), once) and once.abs().sum() > 0
     apart = sums((0,)) + sums((1,))
     assert torch.allclose(sums((0, 1)), apart, rtol=1e-4, atol=1e-5), "also of the loss that balances experts"
+
+
+def test_a_script_that_spreads_experts_otherwise_than_the_task_is_refused() -> None:
+    in_own_process(build_otherwise)
+
+
+def build_otherwise() -> None:
+    import torch
+
+    from unicron.demo import model as demo
+    from unicron.demo.variant import Variant
+    from unicron.training import megatron_cpu
+    from unicron.training.chunks import Chunks
+    from unicron.training.compute import Computation
+    from unicron.training.stand_ins import make_stand_ins
+
+    megatron_cpu.install()
+    layout = Layout(dp=4, ep=2, num_micro_batches=4)
+    make_stand_ins(0, layout)
+    model = Chunks(demo.build(layout, Variant(experts=4))[0])
+    with pytest.raises(ParallelismRefused, match="expert_model_parallel_size is 2, the task's ep 1"):
+        Computation(model, structs.replace(layout, ep=1), torch.zeros(4, dtype=torch.float64))

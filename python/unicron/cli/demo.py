@@ -16,15 +16,14 @@ from unicron.demo.scenarios import ITERATIONS
 
 OPTIMIZERS = ("plain", "distributed")
 RECOVERIES = ("in-order",)
+Iterations = Annotated[int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)]
 Experts = Annotated[int, typer.Option(help="In each layer of the model; 0: none.", min=0)]
 ExpertParallel = Annotated[int, typer.Option("--ep", help="Data-parallel ranks that experts are spread over.", min=1)]
 
 
 def main(
     scenario: Annotated[str, typer.Option(help="A scenario's name, several with commas, or all.")] = "all",
-    iterations: Annotated[
-        int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)
-    ] = ITERATIONS,
+    iterations: Iterations = ITERATIONS,
     layout: Annotated[str, typer.Option(help="tp,pp,dp")] = "1,1,4",
     optimizer: Annotated[str, typer.Option(help=" | ".join(OPTIMIZERS))] = "plain",
     overlap: Annotated[bool, typer.Option("--overlap", help="The script asks for overlapped communication.")] = False,

@@ -32,6 +32,7 @@ MaxRestarts = Annotated[
 Understudies = Annotated[int, typer.Option(min=-1, help=UNDERSTUDIES, show_default=False)]
 MicroBatches = Annotated[int, typer.Option(help=MICRO_BATCHES, show_default=False)]
 CheckpointDir = Annotated[str, typer.Option(help="Folder that all nodes see; default: no checkpoints.")]
+BuddyEvery = Annotated[int, typer.Option(help="The same every so many iterations, beside the training; 0: not.", min=0)]
 ExpertParallel = Annotated[int, typer.Option("--ep", help="Data-parallel ranks that experts are spread over.")]
 Standalone = Annotated[bool, typer.Option("--standalone", help=STANDALONE)]
 
@@ -48,9 +49,7 @@ def main(
     optimizer: Annotated[str, typer.Option(help="plain, or distributed: what the script builds.")] = "plain",
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: one result whatever fails.")] = False,
     buddy: Annotated[bool, typer.Option("--buddy", help="Distributed: each shard is copied to another node.")] = False,
-    buddy_every: Annotated[
-        int, typer.Option(help="The same every so many iterations, beside the training; 0: not.", min=0)
-    ] = 0,
+    buddy_every: BuddyEvery = 0,
     micro_batches: MicroBatches = 0,
     micro_batch: Annotated[int, typer.Option(help="Samples in one.")] = 1,
     checkpoint_dir: CheckpointDir = "",

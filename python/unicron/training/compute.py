@@ -128,6 +128,12 @@ class Computation:
         self.model, self.layout, self.scalars = model, layout, scalars
         self.config = get_model_config(model.first)
         check_config(self.config)
+        spread = getattr(self.config, "expert_model_parallel_size", 1)
+        if spread != layout.ep:
+            raise ParallelismRefused(
+                f"TransformerConfig.expert_model_parallel_size is {spread}, the task's ep {layout.ep}: set "
+                "expert_model_parallel_size=session.layout.ep, and say the ep that you want with --ep or layout.ep"
+            )
         for chunk in model.chunks:
             check_ddp_config(chunk.ddp_config)
         self.config.finalize_model_grads_func = self._finalize
