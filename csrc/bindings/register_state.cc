@@ -62,6 +62,8 @@ void def_fields(py::class_<ArenaHeader>& header) {
   def_field<double>(header, "commit_sumsq", &ArenaFields::commit_sumsq);
   def_field<double>(header, "commit_found_inf", &ArenaFields::commit_found_inf);
   def_field<double>(header, "commit_loss_sum", &ArenaFields::commit_loss_sum);
+  def_field<int64_t>(header, "repeat", &ArenaFields::repeat);
+  def_field<int64_t>(header, "commit_repeat", &ArenaFields::commit_repeat);
 }
 
 void register_header(py::module_& module) {

@@ -273,6 +273,8 @@ class ArenaHeader:
     commit_tokens: float
     commit_sumsq: float
     commit_found_inf: float
+    repeat: int  # exact mode: how often this iteration was computed before, at scales that were too large
+    commit_repeat: int
     commit_loss_sum: float
     def set_done(self, micro_batches: bytes) -> None:
         """Numbers of the micro-batches in the local sums, as a bitmap (at most 2048 bytes)."""

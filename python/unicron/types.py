@@ -120,7 +120,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pp: int = 1
     dp: int = 1
     cp: int = 1
-    ep: int = 1
+    ep: int = 1  # experts are spread over so many neighbouring dp indices, the lanes of one replica
     micro_batch: int = 1  # samples in one micro-batch
     num_micro_batches: int = 1  # M: micro-batches of one iteration, for the whole task
     exact: bool = False  # gradients are summed as integers: the result does not depend on widths and failures
@@ -130,16 +130,26 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def replica_size(self) -> int:
-        return self.tp * self.pp * self.cp
+        return self.tp * self.pp * self.cp * self.ep
+
+    @property
+    def num_replicas(self) -> int:
+        """At full width. One a dp index, where experts are not spread."""
+        return self.dp // self.ep
+
+    @property
+    def num_sets(self) -> int:
+        """Of micro-batches, one for each lane of a replica: they pass through it together, and are dealt together."""
+        return self.num_micro_batches // self.ep
 
     @property
     def world_size(self) -> int:
-        return self.replica_size * self.dp
+        return self.replica_size * self.num_replicas
 
     @property
     def has_only_copies(self) -> bool:
         """Whether each rank's state is the only copy of it: then its step must be one that an heir can finish."""
-        return self.sharded or self.dp == 1
+        return self.sharded or self.num_replicas == 1
 
     def rank_of(self, tp: int, dp: int, pp: int) -> Rank:
         """Megatron's order tp-cp-ep-dp-pp."""
@@ -150,16 +160,40 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
 
     def replica_of(self, rank: Rank) -> int:
-        return self.coords(rank)[1]
+        return self.coords(rank)[1] // self.ep
+
+    def lane_of(self, rank: Rank) -> int:
+        """Which micro-batch of each set it computes, and which of the experts it holds."""
+        return self.coords(rank)[1] % self.ep
+
+    def position_of(self, rank: Rank) -> int:
+        """A role's place inside its replica."""
+        tp, dp, pp = self.coords(rank)
+        return tp + self.tp * (dp % self.ep + self.ep * pp)
+
+    def peers(self, rank: Rank) -> tuple[Rank, ...]:
+        """The ranks of its position, one a replica: copies of each other."""
+        tp, dp, pp = self.coords(rank)
+        return tuple(self.rank_of(tp, d, pp) for d in range(dp % self.ep, self.dp, self.ep))
+
+    def dense_peers(self, rank: Rank) -> tuple[Rank, ...]:
+        """Those with the same parameters outside of experts: all lanes of all replicas."""
+        tp, _, pp = self.coords(rank)
+        return tuple(self.rank_of(tp, d, pp) for d in range(self.dp))
 
     def wait_kind(self, ranks: Sequence[Rank]) -> WaitKind:
-        """What a group of these ranks is for: the one coordinate in which they differ."""
+        """What a group of these ranks is for: the one coordinate in which they differ. Lanes exchange tokens."""
+        if self.ep > 1 and len({self.replica_of(rank) for rank in ranks}) == 1:
+            if len({self.lane_of(rank) for rank in ranks}) > 1:
+                return WaitKind.WORLD
         differ = [len(set(values)) > 1 for values in zip(*map(self.coords, ranks), strict=True)]
         only = [kind for kind, does in zip((WaitKind.TP, WaitKind.DP, WaitKind.PP), differ, strict=True) if does]
         return only[0] if len(only) == 1 else WaitKind.WORLD
 
     def replica_ranks(self, replica: int) -> tuple[Rank, ...]:
-        return tuple(self.rank_of(t, replica, p) for p in range(self.pp) for t in range(self.tp))
+        """In the order of their positions."""
+        lanes = range(replica * self.ep, (replica + 1) * self.ep)
+        return tuple(self.rank_of(t, d, p) for p in range(self.pp) for d in lanes for t in range(self.tp))
 
 
 class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

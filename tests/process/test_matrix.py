@@ -17,7 +17,11 @@ SEED = 2026
 # (case that is always run, so many more drawn). What is special there: chunks of an interleaved pipeline take turns; no
 # other replica has what the open step writes; and not every rank shares a group with the lost one.
 # And whoever learned of the commit from a peer must not do the script's own collectives in the heir's first forward.
-SAMPLES = {"1,2,2-interleaved": ("backward", 1), "2,2,1": ("idle", 1), "2,1,2": ("confirm-inside", 1)}
+# With experts spread over lanes a rank waits for tokens of another, and all lanes hold what is outside of experts.
+SAMPLES = {
+    "1,2,2-interleaved": ("backward", 1), "2,2,1": ("idle", 1), "2,1,2": ("confirm-inside", 1),
+    "1,1,4-ep2": ("expert-inside", 1), "1,1,4-distributed-ep2": ("gather-inside", 1), "1,1,4-experts": ("step", 1),
+}  # fmt: skip
 HISTORIES = (5, 7)  # a node lost at the copy of a segment and at the meeting of others' failures, and its return
 
 
@@ -33,6 +37,15 @@ def test_a_sample_of_the_matrix(name: str, tmp_path: Path) -> None:
     assert len(results) == len(chosen) == 1 + more
     wrong = {result["case"]: result["reasons"] for result in results if not result["passed"]}
     assert not wrong, f"{wrong}\nreplay: python -m unicron.demo.matrix --rows {name}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("name", "case"), [("1,1,4-ep2", "expert-inside"), ("1,1,4-experts", "reduce-inside")])
+def test_mixtures_of_experts_shrink_by_whole_replicas(name: str, case: str, tmp_path: Path) -> None:
+    (row,) = [row for row in ROWS if row.name == name]
+    chosen = [found for found in matrix.cases_of(row) if (found[0], found[1].name) == (matrix.SHRUNK, case)]
+    (result,) = matrix.run_row(row, chosen, tmp_path)
+    assert result["passed"], f"{result['reasons']}\nreplay: python -m unicron.demo.matrix --rows {name} --cases {case}"
 
 
 @pytest.mark.timeout(300)

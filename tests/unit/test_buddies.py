@@ -38,8 +38,9 @@ class Rank:
         self.optimizer = torch.optim.AdamW(self.params)
         force_optimizer_state(SimpleNamespace(optimizer=self.optimizer))
         model = SimpleNamespace(
-            buffers=[SimpleNamespace(grad_data=torch.zeros(RANKS * sum(SIZES)))], parameters=lambda: self.params
-        )
+            buffers=[SimpleNamespace(grad_data=torch.zeros(RANKS * sum(SIZES)))], expert_parallel_buffers=[],
+            parameters=lambda: self.params,
+        )  # fmt: skip
         memory = SimpleNamespace(
             optimizer=SimpleNamespace(optimizer=self.optimizer),
             buddy=torch.zeros(buddy_bytes(model, layout), dtype=torch.uint8),

@@ -16,7 +16,7 @@ def test_grouping_and_order_do_not_enter_the_sum() -> None:
     in_own_process(sum_in_many_ways)
 
 
-def test_what_does_not_fit_skips_the_step_and_lowers_the_scale() -> None:
+def test_what_does_not_fit_a_scale_fits_a_smaller_one() -> None:
     in_own_process(overflow)
 
 
@@ -101,35 +101,47 @@ def overflow() -> None:
 
     import torch
 
-    from unicron.healing.record import CommitResult
-    from unicron.training.exact import HEADROOM, OVERFLOW
+    from unicron.healing.record import OVERFLOW, CommitResult
+    from unicron.training.exact import EXPONENT_MAX, REPEAT_BITS, REPEATS_MAX
 
     gradients, sums, _, _ = build(exact=True)
     sums((0,))
     gradients.finish()
     assert gradients.found(gradients.sum_of_squares()) == 0.0
-    first = gradients.exponent
-    gradients.exponent = 60  # as if the last norm had been tiny
+    first = gradients.base_exponent
+    gradients.base_exponent = 60  # as if the last norm had been tiny
     sums((0,))
     found = gradients.found(1.0)
-    assert found >= OVERFLOW
-    gradients.stepped(CommitResult(0, 100.0, 0.0, found, 1.0))
-    assert gradients.exponent == 60 - HEADROOM
+    assert found == OVERFLOW
+    tried = CommitResult(0, 100.0, 0.0, 3 * found, 1.0)
+    assert tried.overflowed
+    assert not CommitResult(0, 100.0, 0.0, 3 * found + 1.0, 1.0).overflowed, "no scale is for what is not finite"
+    gradients.repeat = 1
+    assert gradients.exponent == 60 - REPEAT_BITS
+    sums((0,))
+    assert gradients.found(gradients.sum_of_squares()) == 0.0
+    gradients.base_exponent, gradients.repeat = EXPONENT_MAX, REPEATS_MAX
+    assert gradients.exponent == -EXPONENT_MAX and REPEAT_BITS * (REPEATS_MAX - 1) < 2 * EXPONENT_MAX
+    gradients.zero()
+    gradients.buffers[0].fill_(torch.finfo(torch.float32).max)
+    gradients._is_dirty[0] = True
+    gradients.computed()
+    assert gradients.found(1.0) == 0.0, "the smallest scale has room for whatever is finite"
 
     gradients.zero()
-    gradients.exponent = first
+    gradients.base_exponent, gradients.repeat = first, 0
     gradients.buffers[0][3] = math.nan
     gradients._is_dirty[0] = True
     gradients.computed()
     assert 0.0 < gradients.found(1.0) < OVERFLOW
     gradients.stepped(CommitResult(0, 100.0, 0.0, 1.0, 1.0))
     assert gradients.exponent == first, "not finite is no matter of scale"
-    gradients.stepped(CommitResult(0, 100.0, 4.0**20, 0.0, 1.0))
+    gradients.stepped(CommitResult(0, 100.0, 4.0**20, 0.0, 1.0, repeat=1))
     small = gradients.exponent
     gradients.stepped(CommitResult(1, 100.0, 4.0**10, 0.0, 1.0))
-    assert gradients.exponent == small + 10
+    assert gradients.exponent == small + 10, "the norm says it, and not how often it was tried"
     assert torch.isfinite(gradients.memory.scalars).all()
     own = gradients.own_state()
-    gradients.exponent = 0
+    gradients.base_exponent = 0
     gradients.load_own(own)
     assert gradients.exponent == small + 10

@@ -30,8 +30,8 @@ from unicron.types import Layout
 pytestmark = pytest.mark.timeout(300)
 
 
-def layout_of(tp: int, pp: int, dp: int, *, sharded: bool = False) -> Layout:
-    return Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=12, sharded=sharded)
+def layout_of(tp: int, pp: int, dp: int, *, ep: int = 1, sharded: bool = False) -> Layout:
+    return Layout(tp=tp, pp=pp, dp=dp, ep=ep, num_micro_batches=12, sharded=sharded)
 
 
 CASES = {
@@ -43,6 +43,9 @@ CASES = {
     "bf16, sequence parallel": (layout_of(2, 1, 2), Variant(bf16=True, sequence_parallel=True)),
     "distributed, bf16": (layout_of(1, 2, 2, sharded=True), Variant(bf16=True)),
     "interleaved": (layout_of(1, 2, 2), Variant(virtual_pp=2)),
+    "experts": (layout_of(1, 1, 2), Variant(experts=4)),
+    "experts, spread": (layout_of(1, 2, 4, ep=2), Variant(experts=4)),
+    "experts, spread, distributed": (layout_of(1, 1, 4, ep=2, sharded=True), Variant(experts=4)),
 }
 
 
@@ -115,10 +118,10 @@ def numbers(roots: dict[str, Any]) -> dict[str, Counter[Any]]:
     return found
 
 
-def built(dp: int, tp: int, pp: int) -> dict[str, Counter[Any]]:
-    layout = layout_of(tp, pp, dp)
+def built(dp: int, tp: int, pp: int, ep: int = 1) -> dict[str, Counter[Any]]:
+    layout = layout_of(tp, pp, dp, ep=ep)
     make_stand_ins(0, layout)
-    model, optimizer, scheduler = demo.build(layout)
+    model, optimizer, scheduler = demo.build(layout, Variant(experts=4) if ep > 1 else PLAIN)
     take_over(Chunks(model), optimizer)
     roots = {"parallel_state": vars(parallel_state), "model": model, "optimizer": optimizer, "scheduler": scheduler}
     found = numbers(roots)
@@ -141,16 +144,16 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 2)])
-def test_every_cached_number_that_depends_on_the_width_is_known(tp: int, pp: int) -> None:
+@pytest.mark.parametrize(("tp", "pp", "ep"), [(1, 1, 1), (2, 2, 1), (1, 1, 2)])
+def test_every_cached_number_that_depends_on_the_width_is_known(tp: int, pp: int, ep: int) -> None:
     """A task with the plain optimizer goes on at another width without building its model again."""
-    narrow, wide = built(2, tp, pp), built(3, tp, pp)
+    narrow, wide = built(2 * ep, tp, pp, ep), built(3 * ep, tp, pp, ep)
     changed = {name for name in {*narrow, *wide} if narrow.get(name) != wide.get(name)}
     unknown = {name: (narrow.get(name), wide.get(name)) for name in changed - KNOWN.keys()}
     assert not unknown, f"what does each need when the width changes? Then say so in KNOWN: {unknown}"
     assert "_ParamAndGradBuffer.data_parallel_world_size" in changed
     lists = {name.partition(".")[2] for name in changed if name.startswith("parallel_state.")}
-    groups = Groups(0, layout_of(tp, pp, 2), None, None)
-    make_stand_ins(0, layout_of(tp, pp, 2))
+    groups = Groups(0, layout_of(tp, pp, 2 * ep, ep=ep), None, None)
+    make_stand_ins(0, layout_of(tp, pp, 2 * ep, ep=ep))
     groups.adopt_handles({})
     assert lists <= groups._rank_lists.keys()

@@ -42,9 +42,9 @@ def test_parameters_are_gathered_in_several_buckets_only_where_communication_is_
 
 def test_exact_sums_and_gradients_without_clipping_have_rows() -> None:
     exact = [row for row in ROWS if row.layout().exact]
-    assert {row.sizes[:2] for row in exact} == {(2, 1), (1, 2)} and any(row.variant.bf16 for row in exact)
+    assert {row.sizes[:2] for row in exact} >= {(2, 1), (1, 2)} and any(row.variant.bf16 for row in exact)
     assert any(row.variant.unclipped for row in ROWS)
-    assert Variant(unclipped=True).arguments()[-1] == "--unclipped" and "--unclipped" not in Variant().arguments()
+    assert "--unclipped" in Variant(unclipped=True).arguments() and "--unclipped" not in Variant().arguments()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -16,13 +16,14 @@ from unicron.demo.scenarios import ITERATIONS
 
 OPTIMIZERS = ("plain", "distributed")
 RECOVERIES = ("in-order",)
+Iterations = Annotated[int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)]
+Experts = Annotated[int, typer.Option(help="In each layer of the model; 0: none.", min=0)]
+ExpertParallel = Annotated[int, typer.Option("--ep", help="Data-parallel ranks that experts are spread over.", min=1)]
 
 
 def main(
     scenario: Annotated[str, typer.Option(help="A scenario's name, several with commas, or all.")] = "all",
-    iterations: Annotated[
-        int, typer.Option(help="Compared after so many; faults come at 12 to 19.", min=25)
-    ] = ITERATIONS,
+    iterations: Iterations = ITERATIONS,
     layout: Annotated[str, typer.Option(help="tp,pp,dp")] = "1,1,4",
     optimizer: Annotated[str, typer.Option(help=" | ".join(OPTIMIZERS))] = "plain",
     overlap: Annotated[bool, typer.Option("--overlap", help="The script asks for overlapped communication.")] = False,
@@ -30,6 +31,8 @@ def main(
     fp16: Annotated[bool, typer.Option("--fp16", help="The same in fp16, with a loss scale that adapts.")] = False,
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Where tp > 1.")] = False,
     dropout: Annotated[float, typer.Option(help="Of the model.", min=0.0, max=0.9)] = 0.0,
+    experts: Experts = 0,
+    ep: ExpertParallel = 1,
     virtual_pp: Annotated[int, typer.Option(help="Model chunks a rank; above 1 pp is interleaved.", min=1)] = 1,
     recovery: Annotated[str, typer.Option(help=" | ".join(RECOVERIES))] = "in-order",
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: the same bits at any width.")] = False,
@@ -55,19 +58,19 @@ def main(
 
     _refuse("optimizer", optimizer, OPTIMIZERS)
     _refuse("recovery", recovery, RECOVERIES)
-    buddy = buddies_of(buddy, buddy_every)
-    if buddy and optimizer != "distributed":
-        raise Problem("--buddy copies shards of the distributed optimizer: add --optimizer distributed", 2)
     sharded = optimizer == "distributed"
+    buddy = _buddies(buddy, buddy_every, sharded=sharded)
     names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=sharded))
     options = Options(
-        layout_of(*_sizes(layout), sharded=sharded, exact=exact, buddy=buddy, buddy_every=buddy_every),
+        layout_of(
+            *_sizes(layout, experts, ep), ep=ep, sharded=sharded, exact=exact, buddy=buddy, buddy_every=buddy_every
+        ),
         iterations,
         seed,
         Path(report),
         measure_unmanaged=unmanaged,
         keep=keep,
-        variant=Variant(overlap, bf16, fp16, sequence_parallel, dropout, virtual_pp),
+        variant=Variant(overlap, bf16, fp16, sequence_parallel, dropout, virtual_pp, experts=experts),
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)
@@ -94,17 +97,24 @@ def _interrupted(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
+def _buddies(buddy: bool, every: int, *, sharded: bool) -> bool:
+    wanted = buddies_of(buddy, every)
+    if wanted and not sharded:
+        raise Problem("--buddy copies shards of the distributed optimizer: add --optimizer distributed", 2)
+    return wanted
+
+
 def _refuse(option: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise Problem(f"--{option} {value!r}: this version has {', '.join(known)}", 2)
 
 
-def _sizes(layout: str) -> tuple[int, int, int]:
+def _sizes(layout: str, experts: int, ep: int) -> tuple[int, int, int]:
     words = layout.split(",")
     if len(words) != 3 or not all(word.strip().isdecimal() for word in words):
         raise Problem(f"--layout {layout!r}: give tp,pp,dp, as 1,2,2", 2)
     tp, pp, dp = (int(word) for word in words)
-    why = _why_not(tp, pp, dp)
+    why = _why_not(tp, pp, dp) or _why_no_experts(experts, ep, tp, dp)
     if why:
         raise Problem(f"--layout {layout}: {why}", 2)
     return tp, pp, dp
@@ -119,6 +129,18 @@ def _why_not(tp: int, pp: int, dp: int) -> str:
         return f"pp {pp} does not divide the model's 4 layers"
     if dp < 2:
         return "dp must be at least 2: scenarios lose whole nodes, and another replica goes on (unicron run takes dp 1)"
+    return ""
+
+
+def _why_no_experts(experts: int, ep: int, tp: int, dp: int) -> str:
+    if ep > 1 and experts % ep:
+        return f"--experts {experts} do not divide by --ep {ep}"
+    if ep > 1 and not experts:
+        return "--ep spreads experts: add --experts"
+    if experts == 1:
+        return "--experts 1: a token takes two"
+    if dp % ep or dp < 2 * ep:
+        return f"with --ep {ep} dp must be a multiple of it, at least {2 * ep}: a lost node is a whole replica"
     return ""
 
 

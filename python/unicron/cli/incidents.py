@@ -52,6 +52,7 @@ PHASES = {
     "Confirm": "the replica's members agree on what the commit said",
     "Step": "the optimizer writes the parameters",
     "Gather": "every replica's shard of the parameters goes to the others",
+    "Repeat": "sums that fit no scale are given up (exact mode)",
     "Settle": "the replica's members agree that the gathering ended well",
 }
 UNITS = "detect, decide, resume: ms since the fault; lost: ms; -: its time is not known, or it did not come to that"

@@ -32,6 +32,8 @@ MaxRestarts = Annotated[
 Understudies = Annotated[int, typer.Option(min=-1, help=UNDERSTUDIES, show_default=False)]
 MicroBatches = Annotated[int, typer.Option(help=MICRO_BATCHES, show_default=False)]
 CheckpointDir = Annotated[str, typer.Option(help="Folder that all nodes see; default: no checkpoints.")]
+BuddyEvery = Annotated[int, typer.Option(help="The same every so many iterations, beside the training; 0: not.", min=0)]
+ExpertParallel = Annotated[int, typer.Option("--ep", help="Data-parallel ranks that experts are spread over.")]
 Standalone = Annotated[bool, typer.Option("--standalone", help=STANDALONE)]
 
 
@@ -43,12 +45,11 @@ def main(
     log_dir: LogDir = "unicron-logs",
     tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline-parallel size.")] = 1,
+    ep: ExpertParallel = 1,
     optimizer: Annotated[str, typer.Option(help="plain, or distributed: what the script builds.")] = "plain",
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: one result whatever fails.")] = False,
     buddy: Annotated[bool, typer.Option("--buddy", help="Distributed: each shard is copied to another node.")] = False,
-    buddy_every: Annotated[
-        int, typer.Option(help="The same every so many iterations, beside the training; 0: not.", min=0)
-    ] = 0,
+    buddy_every: BuddyEvery = 0,
     micro_batches: MicroBatches = 0,
     micro_batch: Annotated[int, typer.Option(help="Samples in one.")] = 1,
     checkpoint_dir: CheckpointDir = "",
@@ -87,7 +88,7 @@ def main(
     allocation = slurm.allocation(os.environ)
     agents = _agents(agents, len(allocation.nodes) if allocation else 0)
     is_managed = seems_managed(command) if managed is None else managed
-    layout = world_layout(agents * slots, tp, pp, micro_batch, micro_batches)
+    layout = world_layout(agents * slots, tp, pp, micro_batch, micro_batches, ep=ep)
     layout = _layout(layout, optimizer, exact=exact, buddy=buddy, buddy_every=buddy_every)
     job = Job(
         name=name or _name(script[0]),
@@ -128,9 +129,10 @@ def _layout(layout: Layout, optimizer: str, *, exact: bool, buddy: bool, buddy_e
     if optimizer not in ("plain", "distributed"):
         raise Problem(f"--optimizer {optimizer}: say plain or distributed", 2)
     buddy = buddies_of(buddy, buddy_every)
-    if buddy and (optimizer != "distributed" or layout.dp < 2):
+    if buddy and (optimizer != "distributed" or layout.num_replicas < 2):
         raise Problem(
-            "--buddy copies shards of a distributed optimizer, and needs --optimizer distributed and dp > 1", 2
+            "--buddy copies shards of a distributed optimizer, and needs --optimizer distributed and several replicas",
+            2,
         )
     return msgspec.structs.replace(
         layout, sharded=optimizer == "distributed", exact=exact, buddy=buddy, buddy_every=buddy_every

@@ -348,7 +348,7 @@ def _layouts(question: Question, decision: Decision | None) -> dict[str, Layout]
 
 def _widths(task: TaskState) -> set[int]:
     size = task.job.layout.replica_size
-    return {count * size for count in range(1, task.job.layout.dp + 1)}
+    return {count * size for count in range(1, task.job.layout.num_replicas + 1)}
 
 
 def _at_home(question: Question, decision: Decision | None, layouts: dict[str, Layout]) -> Decision | None:
@@ -432,7 +432,7 @@ def _add(task: TaskState, roles: dict[Rank, str], free: dict[str, int], slots: i
     layout = task.job.layout
     have = {layout.replica_of(rank) for rank in roles}
     busy = set(task.plan.replicas) if task.plan else set()
-    for replica in sorted(set(range(layout.dp)) - have, key=lambda r: (r in busy, r)):
+    for replica in sorted(set(range(layout.num_replicas)) - have, key=lambda r: (r in busy, r)):
         if len(roles) >= slots:
             return
         roles.update(place_replica(layout, replica, free) or {})

@@ -19,7 +19,7 @@ def replica_counts(task: TaskState, held: int) -> list[int]:
     for others.
     """
     job = task.job
-    full = job.layout.dp
+    full = job.layout.num_replicas
     if not job.managed or job.layout.sharded:
         return [full]
     if job.replicas_min:
@@ -83,7 +83,7 @@ def demand_of(
     group = next((group for group in (size, layout.tp) if group <= widest), 1)
     return Task(
         name=task.name,
-        workers=Workers(counts[0] * size, layout.dp * size, size),
+        workers=Workers(counts[0] * size, layout.num_replicas * size, size),
         throughput={
             **{slots: min(_in_other_layout(task, slots), FLOPS_MAX) for slots in others},
             **{count * size: min(throughput_of(task, count), FLOPS_MAX) for count in counts},

@@ -44,12 +44,16 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def refusal_of(job: Job) -> str:
     """Why this job cannot be taken at all, one line; '' when it can."""
     layout = job.layout
-    sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "micro_batch": layout.micro_batch}
+    sizes = {
+        "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "micro_batch": layout.micro_batch,
+    }  # fmt: skip
     for name, size in sizes.items():
         if size < 1:
             return f"layout: {name} is {size}, must be at least 1"
-    if layout.cp != 1 or layout.ep != 1:
-        return f"layout: cp {layout.cp} and ep {layout.ep} must be 1: context and expert parallelism cannot be healed"
+    if layout.cp != 1:
+        return f"layout: cp {layout.cp} must be 1: context parallelism cannot be healed"
+    if why := _experts_refusal(job):
+        return why
     for other in job.layouts:
         if why := _layout_refusal(layout, other):
             return why
@@ -59,8 +63,8 @@ def refusal_of(job: Job) -> str:
         return "command is empty"
     if job.managed and layout.num_micro_batches < layout.dp:
         return (
-            f"layout: {layout.num_micro_batches} micro-batches do not reach {layout.dp} replicas; "
-            "give at least one each"
+            f"layout: {layout.num_micro_batches} micro-batches do not reach {layout.dp} "
+            f"{'replicas' if layout.ep == 1 else 'lanes'}; give at least one each"
         )
     if min(job.understudies, job.standbys, job.restart_max, job.stopped_grace_ms, job.stop_grace_ms) < 0:
         return "understudies, standbys, restart_max, stopped_grace_ms and stop_grace_ms must not be negative"
@@ -74,6 +78,23 @@ def refusal_of(job: Job) -> str:
     if min(budgets.first_iteration_ms, budgets.evaluation_ms, budgets.save_ms) <= 0:
         return "budgets: the first iteration, evaluation and saving need more than 0 ms"
     return _planning_refusal(job)
+
+
+def _experts_refusal(job: Job) -> str:
+    """Why experts cannot be spread so; '' when they can."""
+    layout = job.layout
+    if layout.dp % layout.ep:
+        return (
+            f"layout: dp {layout.dp} is no multiple of ep {layout.ep}: experts are spread over so many of its indices"
+        )
+    if layout.ep > 1 and layout.num_micro_batches % layout.ep:
+        return (
+            f"layout: {layout.num_micro_batches} micro-batches are no multiple of ep {layout.ep}: the lanes of a "
+            "replica compute in step, one micro-batch each"
+        )
+    if layout.ep > 1 and job.layouts:
+        return "layouts: with ep above 1 a running task keeps its layout; leave layouts out"
+    return ""
 
 
 def _layout_refusal(first: Layout, other: Layout) -> str:
@@ -95,17 +116,18 @@ def _planning_refusal(job: Job) -> str:
         return f"weight {job.weight} must be a number of 0 to {WEIGHT_MAX:g}"
     if not 0 <= job.iteration_flop <= ITERATION_FLOP_MAX:
         return f"iteration_flop {job.iteration_flop} must be a number of 0 to {ITERATION_FLOP_MAX:g}"
-    if not 0 <= job.replicas_min <= layout.dp:
-        return f"replicas_min {job.replicas_min} is outside 0 to dp {layout.dp}"
-    if job.replicas_unit < 1 or (job.replicas_min and (layout.dp - job.replicas_min) % job.replicas_unit):
-        return f"replicas_unit {job.replicas_unit} does not lead from {job.replicas_min} to dp {layout.dp}"
+    most, named = layout.num_replicas, f"dp {layout.dp}" if layout.ep == 1 else f"{layout.num_replicas} replicas"
+    if not 0 <= job.replicas_min <= most:
+        return f"replicas_min {job.replicas_min} is outside 0 to {named}"
+    if job.replicas_unit < 1 or (job.replicas_min and (most - job.replicas_min) % job.replicas_unit):
+        return f"replicas_unit {job.replicas_unit} does not lead from {job.replicas_min} to {named}"
     for slots, flops in job.throughput.items():
         if not 0 <= flops <= FLOPS_MAX:
             return f"throughput at {slots} slots is {flops}; give FLOP/s of 0 to {FLOPS_MAX:g}"
     if job.throughput:
         least = job.replicas_min or 1
-        wanted = {r * layout.replica_size for r in range(least, layout.dp + 1)}
-        needed = {r * layout.replica_size for r in range(least, layout.dp + 1, job.replicas_unit)}
+        wanted = {r * layout.replica_size for r in range(least, most + 1)}
+        needed = {r * layout.replica_size for r in range(least, most + 1, job.replicas_unit)}
         if holes := sorted(needed - job.throughput.keys()):
             return f"throughput has no value for {holes[:5]} slots, which its workers allow"
         wanted |= {other.world_size for other in job.layouts}

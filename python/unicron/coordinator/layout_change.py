@@ -54,7 +54,7 @@ def place_layout(layout: Layout, slots: dict[str, int]) -> dict[Rank, str] | Non
 
     free: dict[str, int] = dict(slots)
     placement: dict[Rank, str] = {}
-    for replica in range(layout.dp):
+    for replica in range(layout.num_replicas):
         placed = place_replica(layout, replica, free)
         if placed is None:
             return None

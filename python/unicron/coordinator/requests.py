@@ -45,7 +45,7 @@ def _never_fits(step: Step, job: Job) -> str:
     layout = job.layout
     nodes = step.state.nodes.values()  # lost and drained ones too: they may come back
     exist = sum(n.slots for n in nodes)
-    least = (job.replicas_min or layout.dp) * layout.replica_size
+    least = (job.replicas_min or layout.num_replicas) * layout.replica_size
     if least > exist:
         free = sum(max(count, 0) for count in free_slots(step.state).values())
         return (

@@ -74,7 +74,7 @@ def new_pace(layout: Layout, slow_ratio: float) -> Pace:
         for kind, members in (
             (WaitKind.TP, [layout.rank_of(t, dp, pp) for t in range(layout.tp)]),
             (WaitKind.PP, [layout.rank_of(tp, dp, p) for p in range(layout.pp)]),
-            (WaitKind.DP, [layout.rank_of(tp, d, pp) for d in range(layout.dp)]),
+            (WaitKind.DP, list(layout.peers(rank))),
         ):
             if len(members) > 1:
                 links[tuple(members)] = kind

@@ -30,7 +30,7 @@ def roles_of_a_node(target: Mapping[Rank, str]) -> int:
 def can_be_helped(task: TaskState) -> bool:
     """A standby takes state from a replica, or from a buddy; of one that has neither there is nothing to take."""
     layout = task.job.layout
-    return task.job.managed and layout.dp > 1 and (layout.buddy or not layout.sharded)
+    return task.job.managed and layout.num_replicas > 1 and (layout.buddy or not layout.sharded)
 
 
 def standbys_for(state: State, nodes: Mapping[str, int], targets: Mapping[str, Mapping[Rank, str]]) -> Standbys:

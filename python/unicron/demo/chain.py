@@ -109,7 +109,7 @@ class Chain:
         for incident in one.incidents:
             if incident["outcome"] != "healed" or incident["iterations_lost"]:
                 yield f"incident {incident['id']}: {incident['outcome']}, {incident['iterations_lost']} iterations lost"
-        allowed = round(one.case.shares_of(self._layout) * self._layout.num_micro_batches / self._layout.dp)
+        allowed = round(one.case.shares_of(self._layout) * self._layout.num_micro_batches / self._layout.num_replicas)
         if again > allowed:
             yield f"{again} micro-batches began again, at most {allowed} may"
         yield from compare.other_digests(run, reference, one.first, min(one.last, self._iterations - 1))

@@ -76,7 +76,8 @@ def compare(run: Run, reference: Run, scenario: Scenario, setting: Setting, obse
     result: dict[str, Any] = {
         "scenario": scenario.name,
         "outcome": outcome,
-        "layout": {"tp": setting.layout.tp, "pp": setting.layout.pp, "dp": setting.layout.dp},
+        "layout": {"tp": setting.layout.tp, "pp": setting.layout.pp, "dp": setting.layout.dp}
+        | ({"ep": setting.layout.ep} if setting.layout.ep > 1 else {}),
         "optimizer": "distributed" if setting.layout.sharded else "plain",
         "recovery": setting.recovery,
         "exact": setting.layout.exact,
@@ -189,12 +190,12 @@ def element_difference(values: np.ndarray, wanted: np.ndarray, magnitudes: np.nd
 
 def magnitude(reference: Run, iteration: int, rank: Rank, layout: Layout) -> np.ndarray | None:
     """Σ|g_m| over the whole task: the shares of all replicas, and of both stages where tied."""
-    tp, _, pp = layout.coords(rank)
-    own = _over_replicas(reference, iteration, layout, tp, pp)
+    tp, dp, pp = layout.coords(rank)
+    own = _over_replicas(reference, iteration, layout, rank)
     if own is None or layout.pp == 1 or pp not in (0, layout.pp - 1):
         return own
     other_stage = layout.pp - 1 if pp == 0 else 0
-    other = _over_replicas(reference, iteration, layout, tp, other_stage)
+    other = _over_replicas(reference, iteration, layout, layout.rank_of(tp, dp, other_stage))
     spans = _tied(reference, rank)
     others = _tied(reference, layout.rank_of(tp, 0, other_stage))
     if other is None or len(spans) != len(others):
@@ -204,11 +205,18 @@ def magnitude(reference: Run, iteration: int, rank: Rank, layout: Layout) -> np.
     return own
 
 
-def _over_replicas(reference: Run, iteration: int, layout: Layout, tp: int, pp: int) -> np.ndarray | None:
-    shares = [reference.magnitude(iteration, layout.rank_of(tp, dp, pp)) for dp in range(layout.dp)]
-    if any(share is None for share in shares):
-        return None
-    return np.sum(np.stack([np.asarray(share, np.float64) for share in shares]), axis=0)
+def _over_replicas(reference: Run, iteration: int, layout: Layout, rank: Rank) -> np.ndarray | None:
+    """Experts come last in the flat gradient, and are summed over their own lane only."""
+    total: np.ndarray | None = None
+    for peer in (*layout.peers(rank), *sorted({*layout.dense_peers(rank)} - {*layout.peers(rank)})):
+        share = reference.magnitude(iteration, peer)
+        if share is None:
+            return None
+        if total is None:
+            total = np.zeros(len(share), np.float64)
+        dense = len(share) if peer in layout.peers(rank) else reference.states[peer]["dense"]
+        total[:dense] += share[:dense]
+    return total
 
 
 def _tied(reference: Run, rank: Rank) -> list[list[int]]:
@@ -233,11 +241,11 @@ def position_digest(run: Run, layout: Layout) -> str:
     Replicas are copies (but for their shards of a distributed optimizer's state); where two differ, every differing
     digest goes in, so that the result equals no undisturbed run's."""
     sha = hashlib.sha256()
-    for pp in range(layout.pp):
-        for tp in range(layout.tp):
-            ranks = [layout.rank_of(tp, dp, pp) for dp in range(layout.dp)]
-            found = sorted({run.states[r]["sha256"] for r in ranks if r in run.states})
-            sha.update(f"{tp},{pp}:{','.join(found)};".encode())
+    for rank in layout.replica_ranks(0):
+        tp, lane, pp = layout.coords(rank)
+        found = sorted({run.states[r]["sha256"] for r in layout.peers(rank) if r in run.states})
+        place = f"{tp},{pp}" if layout.ep == 1 else f"{tp},{lane},{pp}"
+        sha.update(f"{place}:{','.join(found)};".encode())
     return sha.hexdigest()
 
 
@@ -395,7 +403,7 @@ def _loss(loss: dict[str, Any]) -> Iterable[str]:
 
 
 def _work(expect: Expect, run: Run, layout: Layout, observed: Observed) -> Iterable[str]:
-    share = layout.num_micro_batches / layout.dp
+    share = layout.num_micro_batches / layout.num_replicas
     allowed = round(expect.recomputed_replicas * share)
     counted = begun_again(run, layout)
     if counted > allowed:
@@ -419,7 +427,9 @@ def _told_as_counted(expect: Expect, counted: int, allowed: int, observed: Obser
     """Nobody knows what a lost node had begun: there the incident may say more, up to its share."""
     told = over_recoveries(observed, "micro_batches_recomputed")
     is_wrong = told != counted
-    if expect.outcome == "resized" or "buddy" in expect.state_sources or expect.told_more:
+    if expect.told_less:
+        is_wrong = told > allowed
+    elif expect.outcome == "resized" or "buddy" in expect.state_sources or expect.told_more:
         is_wrong = not counted <= told <= allowed
     if is_wrong and expect.outcome in ("healed", "resized"):
         yield f"incidents say {told} micro-batches were computed again, {counted} were"
@@ -448,8 +458,8 @@ def _resized(result: dict[str, Any], observed: Observed, expect: Expect, layout:
     if result["loss"]["next_3_max_abs_diff"] > RESIZED_LOSS_MAX:
         yield f"the next three losses differ by {result['loss']['next_3_max_abs_diff']:.2e}"
     replicas = observed.task.get("replicas", ())
-    if expect.is_grown and len(replicas) != layout.dp:
-        yield f"{len(replicas)} of {layout.dp} replicas at the end: it did not grow back"
+    if expect.is_grown and len(replicas) != layout.num_replicas:
+        yield f"{len(replicas)} of {layout.num_replicas} replicas at the end: it did not grow back"
 
 
 def _no_pause(run: Run, reference: Run, scenario: Scenario) -> Iterable[str]:

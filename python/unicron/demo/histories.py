@@ -48,8 +48,8 @@ def history(layout: Layout, seed: int, *, may_move: bool = True) -> Scenario:
     stream = random.Random(f"{seed} {layout}")
     if layout.sharded:
         return _sharded_history(layout, seed, stream, may_move)
-    nodes_lost = stream.choice((0, 0, 1, 1, 2, layout.dp - 1))
-    lost = stream.sample(range(layout.dp), min(nodes_lost, layout.dp - 1))
+    nodes_lost = stream.choice((0, 0, 1, 1, 2, layout.num_replicas - 1))
+    lost = stream.sample(range(layout.num_replicas), min(nodes_lost, layout.num_replicas - 1))
     faults, acts = [], []
     for node in lost:
         rank = stream.choice(layout.replica_ranks(node))
@@ -59,7 +59,7 @@ def history(layout: Layout, seed: int, *, may_move: bool = True) -> Scenario:
     others = [rank for rank in range(layout.world_size) if layout.replica_of(rank) not in lost]
     for rank in stream.sample(others, min(len(others), stream.randrange(1, 4))):
         fault = _fault(stream, rank, POINTS, FIRST, LAST)
-        is_last_copy = fault.point == "step" and len(lost) == layout.dp - 1
+        is_last_copy = fault.point == "step" and len(lost) == layout.num_replicas - 1
         faults.append(replace(fault, point="commit") if is_last_copy else fault)
     # It goes on, after what is compared, until the task is as wide as before: a joiner takes seconds to get ready.
     return replace(_scenario(layout, seed, faults, acts), extra_s=EXTRA_S if acts else 0.0)
@@ -71,7 +71,7 @@ def _sharded_history(layout: Layout, seed: int, stream: random.Random, may_move:
     faults: list[Fault] = []
     acts: list[Act] = []
     layouts: tuple[Layout, ...] = ()
-    lost = stream.randrange(layout.dp) if layout.buddy and stream.random() < 0.6 else -1
+    lost = stream.randrange(layout.num_replicas) if layout.buddy and stream.random() < 0.6 else -1
     if lost >= 0:
         at = stream.randrange(FIRST + 3, LAST)
         faults.append(Fault(stream.choice(layout.replica_ranks(lost)), "node", at, stream.choice(SHARDED_POINTS[:-2])))
@@ -79,7 +79,7 @@ def _sharded_history(layout: Layout, seed: int, stream: random.Random, may_move:
     others = [rank for rank in range(layout.world_size) if layout.replica_of(rank) != lost]
     for rank in stream.sample(others, min(len(others), stream.randrange(1, 4))):
         faults.append(_fault(stream, rank, SHARDED_POINTS, FIRST, LAST))
-    if may_move and not layout.buddy and layout.dp > 1 and stream.random() < 0.6:
+    if may_move and not layout.buddy and layout.dp > layout.ep == 1 and stream.random() < 0.6:
         narrow = structs.replace(layout, dp=stream.randrange(1, layout.dp // 2 + 1))
         layouts = (layout, narrow)
         in_it = Fault(0, "kill", -1, "layout", 1) if stream.random() < 0.25 else None
@@ -134,8 +134,12 @@ def judge(suite: runner.Suite, scenario: Scenario, layout: Layout, wanted: str) 
         reasons.append(f"the task is {seen.view.get('phase')}: {seen.view.get('cause')}")
     elif digest != wanted:
         reasons.append("it ends in another digest")
-    elif len(seen.replicas) != layout.dp:  # every node that was lost came back, and every change of layout was undone
-        reasons.append(f"{len(seen.replicas)} of {layout.dp} replicas at the end: it did not become as wide as before")
+    elif (
+        len(seen.replicas) != layout.num_replicas
+    ):  # every node that was lost came back, and every change of layout was undone
+        reasons.append(
+            f"{len(seen.replicas)} of {layout.num_replicas} replicas at the end: it did not become as wide as before"
+        )
     reasons += [f"{count} {what} left behind" for what, count in left.items() if count]
     moves = [f"{move['from']} -> {move['to']}" for move in seen.view.get("layout_changes", ())]
     if len(moves) != sum(act.dp > 0 for act in scenario.acts):

@@ -34,6 +34,7 @@ class Row:
     buddy_every: int = 0
     variant: Variant = PLAIN
     exact: bool = False
+    ep: int = 1
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -41,8 +42,9 @@ class Row:
 
     def layout(self) -> Layout:
         return layout_of(
-            *self.sizes, sharded=self.sharded, exact=self.exact, buddy=self.buddy, buddy_every=self.buddy_every
-        )
+            *self.sizes, ep=self.ep, sharded=self.sharded, exact=self.exact, buddy=self.buddy,
+            buddy_every=self.buddy_every,
+        )  # fmt: skip
 
     def has(self, case: Case) -> bool:
         """Megatron makes several buckets only where it is asked to hide communication."""
@@ -50,7 +52,7 @@ class Row:
 
     def can_shrink(self) -> bool:
         """A lost node's shards of a distributed optimizer have no copy, and the only replica has none at all."""
-        return self.dp > 1 and not self.sharded
+        return self.layout().num_replicas > 1 and not self.sharded
 
 
 ROWS = (
@@ -73,6 +75,12 @@ ROWS = (
     Row("2,1,2-exact", 2, 1, 2, exact=True),
     Row("1,2,2-exact-bf16", 1, 2, 2, exact=True, variant=Variant(bf16=True)),
     Row("1,1,4-unclipped", 1, 1, 4, variant=Variant(unclipped=True)),
+    Row("1,1,4-ep2", 1, 1, 4, ep=2, variant=Variant(experts=4)),
+    Row("1,1,4-distributed-ep2", 1, 1, 4, ep=2, sharded=True, variant=Variant(experts=4)),
+    Row("1,1,4-distributed-buddy-ep2", 1, 1, 4, ep=2, sharded=True, buddy=True, variant=Variant(experts=4)),
+    Row("1,2,4-ep2", 1, 2, 4, ep=2, variant=Variant(experts=4)),
+    Row("1,1,4-experts", 1, 1, 4, variant=Variant(experts=4)),
+    Row("1,1,4-exact-ep2", 1, 1, 4, ep=2, exact=True, variant=Variant(experts=4)),
     Row("1,2,2-distributed-unclipped", 1, 2, 2, sharded=True, variant=Variant(unclipped=True)),
 )
 
@@ -96,13 +104,17 @@ class Case:
     inside_only: bool = False  # something is between the ranks of a replica
     tp_only: bool = False
     pp_only: bool = False
+    ep_only: bool = False
+    tied_only: bool = False  # there are collectives in the tie
     buckets_only: bool = False  # parameters are gathered in several
     buddy_only: bool = False  # shards are copied
 
     def fits(self, layout: Layout) -> bool:
-        if layout.dp < max(self.replicas_min, 2 if self.again and not self.again_inside else 1):
+        if layout.num_replicas < max(self.replicas_min, 2 if self.again and not self.again_inside else 1):
             return False
         if (self.tp_only and layout.tp == 1) or (self.pp_only and layout.pp == 1):
+            return False
+        if (self.ep_only and layout.ep == 1) or (self.tied_only and layout.pp == layout.ep == 1):
             return False
         if layout.world_size <= self.times:
             return False
@@ -117,14 +129,14 @@ class Case:
         """With tp and pp a rank may be in the reduction while another of its replica, which it shares no group with, is
         not done with its sums: then these are computed again.
         """
-        return max(self.shares, 1.0) if layout.tp > 1 and layout.pp > 1 else self.shares
+        return max(self.shares, 1.0) if layout.tp * layout.ep > 1 and layout.pp > 1 else self.shares
 
     def incidents(self) -> int:
         return 1 + (self.again_incidents * self.times if self.again else 0)
 
     def faults(self, layout: Layout, turn: int) -> tuple[Fault, ...]:
         """turn: cases take turns over replicas and places in them."""
-        replica = turn % layout.dp
+        replica = turn % layout.num_replicas
         if self.again in ("fetch",) or self.again_fault == "scribble":
             return self._with_a_source(layout, turn)
         first = _fault(self.fault, self.point, self.number, layout, replica, turn)
@@ -135,25 +147,24 @@ class Case:
         rank.
         """
         for number in range(1, self.times + 1) if self.again else ():
-            replicas_on, ranks_on = (0, number) if self.again_inside else (number, number // layout.dp)
+            replicas_on, ranks_on = (0, number) if self.again_inside else (number, number // layout.num_replicas)
             at = self.again_number if number == 1 else number - 1
-            place = (replica + replicas_on) % layout.dp
-            yield _fault("kill", self.again, at, layout, place, turn + ranks_on * layout.dp)
+            place = (replica + replicas_on) % layout.num_replicas
+            yield _fault("kill", self.again, at, layout, place, turn + ranks_on * layout.num_replicas)
 
     def _with_a_source(self, layout: Layout, turn: int) -> tuple[Fault, ...]:
         """The first one loses its state; the other holds the same position, and is where state is taken from first."""
-        first = _fault(self.fault, self.point, self.number, layout, layout.dp - 1, turn * layout.dp)
-        tp, _, pp = layout.coords(first.rank)
-        return Fault(layout.rank_of(tp, 0, pp), self.again_fault, -1, self.again), first
+        first = _fault(self.fault, self.point, self.number, layout, layout.num_replicas - 1, turn * layout.num_replicas)
+        return Fault(layout.peers(first.rank)[0], self.again_fault, -1, self.again), first
 
 
 def _fault(kind: str, point: str, number: int | str, layout: Layout, replica: int, turn: int) -> Fault:
     ranks = layout.replica_ranks(replica)
-    rank = ranks[turn // layout.dp % len(ranks)]
+    rank = ranks[turn // layout.num_replicas % len(ranks)]
     if number == "first":
-        number = replica * share(layout)
+        number = replica * share(layout) * layout.ep + layout.lane_of(rank)
     elif number == "middle":
-        number = middle(layout, replica)
+        number = middle(layout, rank)
     return Fault(rank, kind, -1, point, int(number))
 
 
@@ -164,11 +175,13 @@ REPLACE = (
     Case("backward", "kill", "backward", "middle"),
     Case("tensor-before", "kill", "tensor", BEFORE, tp_only=True),
     Case("tensor-inside", "kill", "tensor", INSIDE, tp_only=True),
+    Case("expert-before", "kill", "expert", BEFORE, ep_only=True),
+    Case("expert-inside", "kill", "expert", INSIDE, ep_only=True),
     Case("send-inside", "kill", "send", INSIDE, pp_only=True),
     Case("receive-before", "kill", "receive", BEFORE, pp_only=True),
     Case("receive-inside", "kill", "receive", INSIDE, pp_only=True),
     Case("tie", "kill", "tie"),
-    Case("tie-inside", "kill", "tie", INSIDE, pp_only=True),
+    Case("tie-inside", "kill", "tie", INSIDE, tied_only=True),
     Case("reduce-before", "kill", "reduce", 0, shares=0),
     Case("reduce-during", "kill", "reduce", 1, shares=0),
     Case("reduce-inside", "kill", "reducing", 1, shares=0),
@@ -208,6 +221,7 @@ REPLACE = (
     Case("reset-reduce", "reset", "reduce", 1),
     Case("reset-commit", "reset", "commit"),
     Case("reset-tensor-inside", "reset", "tensor", INSIDE, tp_only=True),
+    Case("reset-expert-inside", "reset", "expert", INSIDE, ep_only=True),
     Case("reset-receive-inside", "reset", "receive", INSIDE, pp_only=True),
     Case("reset-reduce-inside", "reset", "reducing", 1),
     Case("reset-commit-inside", "reset", "commit", INSIDE),
@@ -219,6 +233,7 @@ SHRINK = (
     Case("forward", "node", "forward", "middle"),
     Case("backward", "node", "backward", "middle"),
     Case("tensor-inside", "node", "tensor", INSIDE, tp_only=True),
+    Case("expert-inside", "node", "expert", INSIDE, ep_only=True),
     Case("receive-inside", "node", "receive", INSIDE, pp_only=True),
     Case("tie", "node", "tie"),
     Case("reduce-before", "node", "reduce", 0),
@@ -281,6 +296,8 @@ def _node_dies(name: str, then: str, case: Case, layout: Layout, faults: Sequenc
             replaced=None,
             incidents_max=layout.replica_size + case.incidents(),
             recomputed_replicas=case.shares_of(layout),
+            # With lanes nobody else has computed the same micro-batches.
+            told_less=layout.ep > 1 and case.again == "reduce_again",
         ),
         tuple(replace(fault, iteration=SHRINK_ITERATION) for fault in faults),
         acts=(back,),

@@ -81,7 +81,7 @@ def build(layout: Layout, variant: Variant = PLAIN) -> tuple[Any, Any, Any]:
 
 def build_chunk(config: TransformerConfig, stage: int | None) -> GPTModel:
     """stage: the chunk's number in an interleaved pipeline."""
-    spec = get_gpt_layer_local_spec()
+    spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False)
     return GPTModel(
         config,
         with_marked_norms(spec, config) if config.sequence_parallel else spec,
@@ -134,8 +134,23 @@ def transformer_config(layout: Layout, variant: Variant = PLAIN) -> TransformerC
         attention_dropout=variant.dropout,
         hidden_dropout=variant.dropout,
         calculate_per_token_loss=True,
+        **(experts_config(layout, variant) if variant.experts else {}),
         **{**megatron_cpu.CONFIG, "use_cpu_initialization": not torch.cuda.is_available()},
     )
+
+
+def experts_config(layout: Layout, variant: Variant) -> dict[str, Any]:
+    """Two experts a token, as many of them on each lane; with the loss that keeps them equally busy."""
+    return {
+        "num_moe_experts": variant.experts,
+        "expert_model_parallel_size": layout.ep,
+        "moe_router_topk": 2,
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": 1e-2,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_ffn_hidden_size": 2 * HIDDEN,
+        "add_bias_linear": False,
+    }
 
 
 def build_scheduler(optimizer: Any, layout: Layout) -> OptimizerParamScheduler:

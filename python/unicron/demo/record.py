@@ -98,7 +98,7 @@ class Recorder:
         """Reference run: add |g_m| of every micro-batch to a flat buffer laid out as DDP's own."""
         if not self._magnitudes:
             return
-        for number, buffer in enumerate(Chunks(model).buffers):
+        for number, buffer in enumerate(_all_buffers(Chunks(model))):
             self._sums.append(torch.zeros_like(buffer.grad_data))
             for param in buffer.params:
                 start, end = span(buffer, param)
@@ -148,6 +148,7 @@ class Recorder:
             "sha256": digest(model.chunks, optimizer),
             "parameters": own_parameters(model),
             "tied": [list(span) for span in tied_spans(model)],
+            "dense": sum(buffer.grad_data.numel() for buffer in model.buffers),
         }
         staging = self.folder / f".state_{self.rank}.{os.getpid()}"
         staging.write_text(json.dumps(facts), encoding="utf-8")
@@ -184,14 +185,22 @@ def tied_spans(model: Chunks) -> Iterator[tuple[int, int]]:
         offset += buffer.grad_data.numel()
 
 
+def _all_buffers(model: Chunks) -> list[Any]:
+    """In the order of what on_reduced gets."""
+    return model.buffers + model.expert_parallel_buffers
+
+
 def own_parameters(model: Chunks) -> int:
     """Parameters that this rank counts for the whole model: no copy is counted twice."""
     from megatron.core import parallel_state
 
     is_first_tp = parallel_state.get_tensor_model_parallel_rank() == 0
+    is_first_lane = parallel_state.get_expert_model_parallel_rank() == 0
     counted = 0
     for param in model.parameters():
         if getattr(param, "shared", False):  # the last stage's copy of the embedding
+            continue
+        if getattr(param, "allreduce", True) and not is_first_lane:
             continue
         if is_first_tp or getattr(param, "tensor_model_parallel", False):
             counted += param.numel()

@@ -1,6 +1,6 @@
 """Runs scenarios of one layout on one living cluster, and judges each against one reference run.
 
-The cluster has dp nodes of tp x pp slots: one replica and one understudy a node. The reference is
+The cluster has dp / ep nodes of tp x pp x ep slots: one replica and one understudy a node. The reference is
 an undisturbed managed run of the same script, made once; beside it a short unmanaged one (plain
 processes, no unicron) for the cost of being managed. A cluster that a scenario left broken is
 replaced by a new one, and the scenario's verdict says so."""
@@ -41,12 +41,14 @@ SCRIPT = ("-m", "unicron.demo.train")
 
 
 def layout_of(
-    tp: int, pp: int, dp: int, *, sharded: bool = False, exact: bool = False, buddy: bool = False, buddy_every: int = 0
-) -> Layout:
+    tp: int, pp: int, dp: int, *, ep: int = 1, sharded: bool = False, exact: bool = False, buddy: bool = False,
+    buddy_every: int = 0,
+) -> Layout:  # fmt: skip
     return Layout(
         tp=tp,
         pp=pp,
         dp=dp,
+        ep=ep,
         micro_batch=MICRO_BATCH,
         num_micro_batches=MICRO_BATCHES_PER_REPLICA * dp,
         sharded=sharded,
@@ -241,6 +243,7 @@ class Suite:
         layout = self._options.layout
         arguments = self._of_script(_with_iterations(scenario, UNMANAGED_ITERATIONS), folder, 0, False)
         arguments += ["--gradients", "", "--tp", str(layout.tp), "--pp", str(layout.pp)]
+        arguments += ["--ep", str(layout.ep)]
         arguments += ["--micro-batch", str(layout.micro_batch)]
         arguments += ["--num-micro-batches", str(layout.num_micro_batches)]
         arguments += ["--sharded"] if layout.sharded else []
@@ -274,7 +277,7 @@ class Suite:
             layout = self._options.layout
             self._progress.happened("starting the cluster")
             self._cluster = LocalCluster(
-                num_agents=layout.dp + spares,
+                num_agents=layout.num_replicas + spares,
                 slots=layout.replica_size,
                 understudies=UNDERSTUDIES,
                 imports=IMPORTS,

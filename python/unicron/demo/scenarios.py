@@ -68,6 +68,7 @@ class Expect:
     is_grown: bool = False  # dp is whole again at the end
     gradient: bool = True  # of the healed iteration; False: none is interrupted, and the state is compared after it
     told_more: bool = False  # nobody knows what a lost node had begun: incidents may say more, up to its share
+    told_less: bool = False  # who computed for a lost node died of its own failure, and what it had counted with it
     groups_kept: bool = True  # > 0 where replicas have several ranks
 
 
@@ -122,20 +123,22 @@ def make(name: str, layout: Layout, seed: int = 0) -> Scenario:
 
 def victim(layout: Layout, replica: int = -1) -> Rank:
     """The last rank of a replica (the last replica): loss and tied embedding are there under pp."""
-    return layout.replica_ranks(replica % layout.dp)[-1]
+    return layout.replica_ranks(replica % layout.num_replicas)[-1]
 
 
 def share(layout: Layout) -> int:
-    return layout.num_micro_batches // layout.dp
+    """Sets of micro-batches of one replica (in each of which it has one a lane)."""
+    return layout.num_sets // layout.num_replicas
 
 
-def middle(layout: Layout, replica: int = -1) -> int:
-    """A micro-batch of that replica, when half of its share is summed."""
-    return (replica % layout.dp) * share(layout) + share(layout) // 2
+def middle(layout: Layout, rank: Rank) -> int:
+    """A micro-batch of that rank, when half of its share is summed."""
+    number = layout.replica_of(rank) * share(layout) + share(layout) // 2
+    return number * layout.ep + layout.lane_of(rank)
 
 
 def at_compute(layout: Layout, fault: str) -> tuple[Fault, ...]:
-    return (Fault(victim(layout), fault, FAULT_ITERATION, "compute", middle(layout)),)
+    return (Fault(victim(layout), fault, FAULT_ITERATION, "compute", middle(layout, victim(layout))),)
 
 
 def at_point(layout: Layout, fault: str, point: str, replica: int = -1, number: int = -1) -> tuple[Fault, ...]:
@@ -158,12 +161,12 @@ def kill_compute(layout: Layout, _seed: int) -> Scenario:
 
 @scenario
 def kill_pipeline(layout: Layout, _seed: int) -> Scenario:
-    rank = layout.replica_ranks(layout.dp - 1)[0]  # the first stage: the others wait for its send
+    rank = layout.replica_ranks(layout.num_replicas - 1)[0]  # the first stage: the others wait for its send
     return Scenario(
         "kill-pipeline",
         "SIGKILL between a forward and what follows it: the send to the next stage, or backward",
         Expect("healed", methods=("process",)),
-        (Fault(rank, "kill", FAULT_ITERATION, "pipeline", middle(layout)),),
+        (Fault(rank, "kill", FAULT_ITERATION, "pipeline", middle(layout, rank)),),
     )
 
 
@@ -320,7 +323,7 @@ def agent_alone(layout: Layout, _seed: int) -> Scenario:
 
 
 def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
-    node = layout.dp - 1
+    node = layout.num_replicas - 1
     if layout.buddy:
         return Scenario(
             name,
@@ -356,7 +359,7 @@ def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
 def from_buddies(expect: Expect, layout: Layout) -> Expect:
     """As expect, with a node's shards out of their copies, which may take everybody back some iterations."""
     every = layout.buddy_every
-    again = layout.dp * (every + 2) if every else 0  # and what was begun of the interrupted iteration
+    again = layout.num_replicas * (every + 2) if every else 0  # and what was begun of the interrupted iteration
     return replace(
         expect,
         outcome="healed",
@@ -375,7 +378,7 @@ def _restored(layout: Layout, *, replaced: int | None, severities: tuple[str, ..
         incidents_max=2 * layout.world_size,
         iterations_lost_min=lost,
         iterations_lost_max=lost + 2,  # an act on the cluster follows what is seen of the iteration
-        recomputed_replicas=float(layout.dp * (lost + 3)),  # and what was begun of the interrupted one
+        recomputed_replicas=float(layout.num_replicas * (lost + 3)),  # and what was begun of the interrupted one
         replaced=replaced,
         state_sources=("checkpoint",),
         groups_kept=False,
@@ -384,7 +387,7 @@ def _restored(layout: Layout, *, replaced: int | None, severities: tuple[str, ..
 
 @scenario
 def node_standby(layout: Layout, _seed: int) -> Scenario:
-    last = layout.dp - 1
+    last = layout.num_replicas - 1
     source = "buddy" if layout.buddy else "replica"
     return Scenario(
         "node-standby",
@@ -404,7 +407,7 @@ def node_standby(layout: Layout, _seed: int) -> Scenario:
 
 @scenario
 def drain(layout: Layout, _seed: int) -> Scenario:
-    moved = tuple(range(layout.dp - max(1, layout.dp // 2), layout.dp))
+    moved = tuple(range(layout.num_replicas - max(1, layout.num_replicas // 2), layout.num_replicas))
     return Scenario(
         "drain",
         f"nodes are drained ({len(moved)} at once): their roles move to free ones between two iterations",
@@ -460,7 +463,7 @@ def fatal(layout: Layout, _seed: int) -> Scenario:
             recomputed_replicas=2.0,
             text="poisoned sample",
         ),
-        poison=(victim(layout), FAULT_ITERATION, middle(layout)),
+        poison=(victim(layout), FAULT_ITERATION, middle(layout, victim(layout))),
     )
 
 
@@ -469,8 +472,7 @@ def checkpoint(layout: Layout, _seed: int) -> Scenario:
     """Every holder of one position dies with half of its parameters written: no clean copy is
     left.
     """
-    position = victim(layout) - layout.rank_of(0, layout.dp - 1, 0)
-    holders = [r for r in range(layout.world_size) if _position(layout, r) == position]
+    holders = list(layout.peers(victim(layout)))
     says = "every holder of a state dies in its step: back to the last checkpoint"
     expect = _restored(layout, replaced=len(holders), severities=("SEV2", "SEV1"))
     if layout.sharded:
@@ -486,11 +488,6 @@ def checkpoint(layout: Layout, _seed: int) -> Scenario:
         tuple(Fault(rank, "kill", FAULT_ITERATION, "step") for rank in holders),
         checkpoint_every=CHECKPOINT_EVERY,
     )
-
-
-def _position(layout: Layout, rank: Rank) -> int:
-    tp, _, pp = layout.coords(rank)
-    return layout.rank_of(tp, 0, pp)
 
 
 @scenario

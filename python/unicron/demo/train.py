@@ -24,6 +24,7 @@ from unicron.training.data import ByteCorpus, ByteDataset
 CORPUS_BYTES = 2_000_000
 DATA_SEED = 1234
 EVALUATION_S = 60.0
+SPIKE = float(1 << 20)
 
 
 def main() -> None:
@@ -31,6 +32,7 @@ def main() -> None:
     with unicron.join(
         tp=options.tp,
         pp=options.pp,
+        ep=options.ep,
         micro_batch=options.micro_batch,
         num_micro_batches=options.num_micro_batches,
         sharded=options.sharded,
@@ -61,7 +63,7 @@ def main() -> None:
         session.on_reduced(recorder.reduced)
         session.manage(model, optimizer, scheduler)
         recorder.process_began(managed=session.managed)
-        step = functools.partial(forward_step, recorder, options.poison, session.rank)
+        step = functools.partial(forward_step, recorder, options.poison, options.spike, session.rank)
         for iteration in session.iterations(options.iterations + options.extra):
             if options.extra and iteration >= told_end(options.results):
                 break
@@ -87,7 +89,7 @@ def told_end(folder: Path) -> float:
 
 
 def forward_step(
-    recorder: Any, poison: tuple[int, ...], rank: int, data_iterator: Iterator[Any], model: Any
+    recorder: Any, poison: tuple[int, ...], spike: int, rank: int, data_iterator: Iterator[Any], model: Any
 ) -> tuple[Any, Any]:
     """Megatron's contract, with the count of what is begun."""
     from megatron.core.utils import get_attr_wrapped_model
@@ -99,7 +101,14 @@ def forward_step(
         recorder.forward_begins(*batch["address"])
         if (rank, *batch["address"]) == poison:
             raise ValueError(f"poisoned sample in micro-batch {batch['address']}: token 256 of 256")
-    return demo.forward_step(iter([batch]), model)
+    output, loss_func = demo.forward_step(iter([batch]), model)
+    return output, functools.partial(spiked, loss_func) if batch["address"] == (spike, 1) else loss_func
+
+
+def spiked(loss_func: Any, output: Any) -> tuple[Any, Any, Any]:
+    """A micro-batch like no other: its gradient is SPIKE times what it would be."""
+    loss, tokens, report = loss_func(output)
+    return loss * SPIKE, tokens, report
 
 
 def parse() -> argparse.Namespace:
@@ -123,10 +132,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--virtual-pp", type=int, default=1, help="model chunks a rank: an interleaved pipeline")
+    parser.add_argument("--spike", type=int, default=-1, help="iteration of a gradient like no other")
+    parser.add_argument("--experts", type=int, default=0, help="in each layer; 0: none")
     parser.add_argument("--poison", type=numbers, default=(), help="rank,iteration,micro-batch")
     unmanaged = parser.add_argument_group("without unicron (under it the task says them)")
     unmanaged.add_argument("--tp", type=int, default=1)
     unmanaged.add_argument("--pp", type=int, default=1)
+    unmanaged.add_argument("--ep", type=int, default=1)
     unmanaged.add_argument("--micro-batch", type=int, default=2)
     unmanaged.add_argument("--num-micro-batches", type=int, default=0)
     unmanaged.add_argument("--sharded", action="store_true", help="the distributed optimizer")

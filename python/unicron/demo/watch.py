@@ -172,7 +172,7 @@ class Watch:
         members = sum(w["is_member"] for w in workers)
         self._listener.workers(members, len(workers) - members)
         width = view["layout"]
-        world_size = width["tp"] * width["pp"] * width["dp"]
+        world_size = width["tp"] * width["pp"] * width["dp"]  # lanes are dp indices
         self._running = view["phase"] == "running" and members == world_size
         for incident in incidents:
             self._incident(incident)

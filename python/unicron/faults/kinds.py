@@ -53,8 +53,9 @@ class FaultPoint(enum.IntEnum):
     EVALUATE = 25  # the script's own work between iterations begins (Session.expect)
     REBUILD_INSIDE = 26  # a group is made: the number armed is that of the groups of this replica made before it
     REBUILD_CROSS = 27  # the same of groups between replicas
-    COMPUTE_AGAIN = 28  # as COMPUTE, of a micro-batch that a recovery has computed (once more)
-    REDUCE_AGAIN = 29  # as REDUCE, in a recovery
+    COMPUTE_AGAIN = 28  # as COMPUTE, of a micro-batch that is computed in a recovery, or again at a smaller scale
+    REDUCE_AGAIN = 29  # as REDUCE, in a recovery, or of sums at a smaller scale
+    EXPERT = 30  # tokens go to the lanes that hold their experts, or come back: a passage
 
 
 #: What is armed as the micro-batch at a point that is a passage through an operation with others. Before and inside a

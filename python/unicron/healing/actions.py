@@ -53,14 +53,24 @@ class Step(Action, frozen=True):
     commit: CommitResult
 
 
+class Repeat(Action, frozen=True):
+    """The sums of the commit's iteration did not fit their scale: as if it had not begun, at the next smaller one."""
+
+    commit: CommitResult
+
+
 class Gather(Action, frozen=True):
     """Sharded optimizer: each replica's shard of the stepped parameters goes to all, in place; may be done again."""
 
 
 class Settle(Action, frozen=True):
-    """Inside the replica: did what was between replicas end well for every member? Answered by Settled."""
+    """Inside the replica: did what was between replicas end well for every member? Answered by Settled.
+
+    Report text first if not empty, as in Confirm.
+    """
 
     ok: bool
+    report: str = ""
 
 
 class ExchangeInside(Action, frozen=True):
@@ -140,6 +150,7 @@ class Leave(Action, frozen=True):
 
 
 AnyAction = (
-    Compute | Tie | Reduce | Commit | Confirm | Step | Gather | Settle | ExchangeInside | RebuildInside | ExchangeWorld
-    | RebuildCross | FetchState | GoBack | LoadCheckpoint | AwaitPlan | ReportStateLost | EndIteration | Ready | Leave
+    Compute | Tie | Reduce | Commit | Confirm | Step | Repeat | Gather | Settle | ExchangeInside | RebuildInside
+    | ExchangeWorld | RebuildCross | FetchState | GoBack | LoadCheckpoint | AwaitPlan | ReportStateLost | EndIteration
+    | Ready | Leave
 )  # fmt: skip

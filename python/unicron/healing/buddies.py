@@ -35,7 +35,7 @@ def distance(plan: EpochPlan) -> int:
     def apart(step: int) -> int:
         return sum(nodes[rank] != nodes[_further(plan, rank, step)] for rank in nodes)
 
-    return max(range(1, layout.dp), key=lambda step: (apart(step), -step))
+    return max(range(1, layout.num_replicas), key=lambda step: (apart(step), -step))
 
 
 def holder_of(plan: EpochPlan, rank: Rank) -> Rank:
@@ -49,8 +49,8 @@ def ward_of(plan: EpochPlan, rank: Rank) -> Rank:
 
 
 def _further(plan: EpochPlan, rank: Rank, step: int) -> Rank:
-    tp, dp, pp = plan.layout.coords(rank)
-    return plan.layout.rank_of(tp, (dp + step) % plan.layout.dp, pp)
+    peers = plan.layout.peers(rank)
+    return peers[(plan.layout.replica_of(rank) + step) % len(peers)]
 
 
 class Keeper(Protocol):

@@ -192,7 +192,7 @@ class HealingMachine:
     def _compute_own(self, dealt: tuple[int, ...], why: str) -> do.AnyAction:
         if self.record.begun:
             dealt = self.record.dealt
-        mine = assigned(self.replica, dealt, self.layout.num_micro_batches)
+        mine = assigned(self.replica, dealt, self.layout.num_sets)
         return self._work(Work(mine, dealt, extra=False, reduce_only=False, reason=why))
 
     def _work(self, work: Work) -> do.AnyAction:
@@ -265,12 +265,14 @@ class HealingMachine:
         return self._repair_or_wait("commit interrupted, nobody in the replica saw its result", inside=False)
 
     def _step_with(self, commit: CommitResult, phase: Phase, why: str) -> do.AnyAction:
+        if commit.overflowed:
+            self._set(commit=commit)
+            return self._to(phase, do.Repeat(commit=commit, reason="sums did not fit their scale, everywhere"))
         self._set(stage=Stage.STEP, commit=commit)
         return self._to(phase, do.Step(commit=commit, reason=why))
 
     def _stepped(self) -> do.AnyAction:
-        self._roll()
-        if not self.layout.sharded:
+        if not self._roll() or not self.layout.sharded:
             return self._next_iteration()
         return self._to(Phase.GATHER, do.Gather(reason="every replica stepped its shard"))
 
@@ -278,8 +280,10 @@ class HealingMachine:
         self._set(gathered=True)
         return self._next_iteration() if self.layout.replica_size == 1 else self._settle(Phase.SETTLE, ok=True)
 
-    def _settle(self, phase: Phase, *, ok: bool) -> do.AnyAction:
-        return self._to(phase, do.Settle(ok=ok, reason="the replica goes on as one" if ok else "broken: not as one"))
+    def _settle(self, phase: Phase, *, ok: bool, report: str = "") -> do.AnyAction:
+        return self._to(
+            phase, do.Settle(ok=ok, report=report, reason="the replica goes on as one" if ok else "broken: not as one")
+        )
 
     def _settled(self, ok: bool) -> do.AnyAction:
         if not ok:
@@ -289,14 +293,21 @@ class HealingMachine:
     def _next_iteration(self) -> do.AnyAction:
         assert self.loop_iteration is not None and self.plan is not None
         if self.record.iteration <= self.loop_iteration:
-            return self._compute_own(self.plan.replicas, "done again since the checkpoint")
+            why = "at a smaller scale" if self.record.repeat else "done again since the checkpoint"
+            return self._compute_own(self.plan.replicas, why)
         return self._return_to_script()
 
-    def _roll(self) -> None:
-        """One more committed step is in the parameters."""
+    def _roll(self) -> bool:
+        """One more committed step is in the parameters; or, False, the iteration is to be computed again."""
+        commit = self.record.commit
+        assert commit is not None
         self.shared = ()
+        if commit.overflowed:
+            self._fresh(self.record.iteration, commit.repeat + 1)
+            return False
         self._fresh(self.record.iteration + 1)
         self._set(gathered=not self.layout.sharded)
+        return True
 
     # ------------------------------------------------------------------ when something breaks
 
@@ -306,7 +317,10 @@ class HealingMachine:
         if self.phase in (Phase.REDUCE, Phase.COMMIT):
             return self._miss_commit(f"commit interrupted: {event.text}", event.inside)
         if self.phase in SETTLED_IN and self.layout.replica_size > 1 and not self._touched():
-            return self._settle(SETTLED_IN[self.phase], ok=False)
+            # A group of all lanes may have broken for this one only, and a member that waits in it for others of it,
+            # who wait on, is freed by a plan alone.
+            report = "" if self.layout.ep == 1 or self._helps(inside=False) else event.text
+            return self._settle(SETTLED_IN[self.phase], ok=False, report=report)
         return self._repair_or_wait(event.text, event.inside)
 
     def _miss_commit(self, why: str, inside: bool) -> do.AnyAction:
@@ -473,7 +487,7 @@ class HealingMachine:
     def _fetched(self) -> do.AnyAction:
         assert self._verdict is not None
         if not self.record.has_state:
-            self._fresh(self._verdict.iteration)
+            self._fresh(self._verdict.iteration, self._verdict.repeat)
             self._set(
                 has_state=True, commit=self._verdict.commit, gathered=not self.layout.sharded,
                 branch=self._verdict.branch,
@@ -513,7 +527,7 @@ class HealingMachine:
         """Everybody is at the same iteration with whole parameters: on with what is left of it."""
         verdict = self._verdict
         assert verdict is not None
-        if self.record.iteration != verdict.iteration:
+        if (self.record.iteration, self.record.repeat) != (verdict.iteration, verdict.repeat):
             raise AssertionError(f"at {self.record.iteration}, the meeting agreed on {verdict.iteration}")
         self.shared = verdict.shared[position_of(self.layout, self.rank)]
         have, mine = verdict.have.get(self.replica, ()), verdict.compute[self.replica]
@@ -552,9 +566,9 @@ class HealingMachine:
         new = [p for p in self.pending if p.epoch > self._inside_done]
         return tuple(sorted({t for p in new for t in _new_or_ended(p) if t in mine}))
 
-    def _fresh(self, iteration: int) -> None:
+    def _fresh(self, iteration: int, repeat: int = 0) -> None:
         self._set(
-            iteration=iteration, stage=Stage.IDLE, begun=False, dealt=(), done=(), summed=False,
+            iteration=iteration, repeat=repeat, stage=Stage.IDLE, begun=False, dealt=(), done=(), summed=False,
             segments_reduced=0,
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from unicron.healing.buddies import Copy
 from unicron.types import Rank, Stage
 
 VETO = 1e9  # above any number of members
+OVERFLOW = float(1 << 20)  # in found_inf, of one member: a scale was too large; less: something was not finite
 
 
 class CommitResult(msgspec.Struct, frozen=True):
@@ -23,6 +24,13 @@ class CommitResult(msgspec.Struct, frozen=True):
     found_inf: float
     loss_sum: float
     hold: float = 0.0  # sum of the members' hold_vote(); above 0: after this iteration everybody saves and holds
+    repeat: int = 0  # Record.repeat of everybody who made it
+
+    @property
+    def overflowed(self) -> bool:
+        """Exact mode: sums did not fit their scale. Nobody steps; all compute the iteration again at the next smaller
+        one. (What is not finite at any scale is no matter of it: that step is left out.)"""
+        return self.found_inf >= OVERFLOW and self.found_inf % OVERFLOW == 0.0
 
 
 def hold_vote(*, told: bool, may_hold: bool) -> float:
@@ -49,6 +57,7 @@ class Record(msgspec.Struct, frozen=True):
     # The epoch in which the state it has last went back, to a checkpoint or to buddies' copies: what was committed
     # before is done again, so state and commits of different branches do not go together, whatever their iterations.
     branch: int = 0
+    repeat: int = 0  # exact mode: how often this iteration was computed before, at scales that were too large
     # Of buddies, filled in when records are exchanged: whole copies of other ranks' shards, and iterations of which its
     # own shard is kept.
     copies: tuple[Copy, ...] = ()

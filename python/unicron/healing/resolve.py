@@ -52,31 +52,41 @@ class WorldVerdict(msgspec.Struct, frozen=True):
     reason: str
     goes_back: bool = False  # everybody, to what is kept of `iteration`; who has nothing of it is a target of a fetch
     branch: int = 0  # of everybody's record from here on
+    repeat: int = 0  # of everybody's record (Record)
 
 
 def position_of(layout: Layout, rank: Rank) -> int:
-    tp, _, pp = layout.coords(rank)
-    return tp + layout.tp * pp
+    return layout.position_of(rank)
 
 
 def newest_commit(records: Sequence[Record]) -> CommitResult | None:
     """Of those who went back last, if anybody did: what was committed before is to be done again."""
     branch = max((r.branch for r in records), default=0)
     known = [r.commit for r in records if r.commit is not None and r.branch == branch]
-    return max(known, key=lambda c: c.iteration, default=None)
+    return max(known, key=lambda c: (c.iteration, c.repeat), default=None)
 
 
 def rolls_forward(record: Record, commit: CommitResult | None) -> bool:
-    return commit is not None and record.has_state and record.iteration == commit.iteration
+    """By the commit's step; or, where it overflowed, to the next try of its iteration."""
+    is_there = commit is not None and (record.iteration, record.repeat) == (commit.iteration, commit.repeat)
+    return is_there and record.has_state
+
+
+def version_after(record: Record, commit: CommitResult | None) -> tuple[int, int]:
+    """(iteration, repeat) that it is at once it has rolled forward."""
+    if commit is None or not rolls_forward(record, commit):
+        return record.iteration, record.repeat
+    return (record.iteration, record.repeat + 1) if commit.overflowed else (record.iteration + 1, 0)
 
 
 def iteration_after(record: Record, commit: CommitResult | None) -> int:
-    return record.iteration + (1 if rolls_forward(record, commit) else 0)
+    return version_after(record, commit)[0]
 
 
 def is_gathered(record: Record, commit: CommitResult | None, *, sharded: bool) -> bool:
     """Whether its parameters are whole once it has rolled forward."""
-    return not sharded or (record.gathered and not rolls_forward(record, commit))
+    steps = commit is not None and rolls_forward(record, commit) and not commit.overflowed
+    return not sharded or (record.gathered and not steps)
 
 
 def resolve_replica(records: Sequence[Record], *, sharded: bool = False) -> ReplicaVerdict:
@@ -90,9 +100,9 @@ def resolve_replica(records: Sequence[Record], *, sharded: bool = False) -> Repl
     if not all(r.has_state for r in records):
         lacking = [r.rank for r in records if not r.has_state]
         return ReplicaVerdict(commit, False, touched, f"ranks {lacking} have no whole state: to the meeting first")
-    iterations = {iteration_after(r, commit) for r in records}
-    if len(iterations) != 1:
-        raise AssertionError(f"members of one replica at iterations {sorted(iterations)}: {records}")
+    versions = {version_after(r, commit) for r in records}
+    if len(versions) != 1:
+        raise AssertionError(f"members of one replica at iterations (and repeats) {sorted(versions)}: {records}")
     fresh = [r for r in records if rolls_forward(r, commit) or not r.summed]
     if not fresh:
         return ReplicaVerdict(commit, False, touched, "all members hold whole sums: nothing is computed again")
@@ -145,11 +155,11 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
         why = f"positions {list(lost)} have no holder" + " of every shard" * layout.sharded
         reached = max((iteration_after(r, commit) for r in holders), default=-1)  # -1: nobody knows
         return WorldVerdict(reached, None, (), plan.replicas, {}, {}, {}, lost, False, False, why)
-    iterations = {iteration_after(r, commit) for r in holders}
-    if len(iterations) != 1:
-        raise AssertionError(f"epoch {plan.epoch}: ranks at iterations {sorted(iterations)}: {records}")
-    iteration = iterations.pop()
-    current = [r for r in holders if r.iteration == iteration]  # those that did not just roll forward
+    versions = {version_after(r, commit) for r in holders}
+    if len(versions) != 1:
+        raise AssertionError(f"epoch {plan.epoch}: ranks at iterations (and repeats) {sorted(versions)}: {records}")
+    iteration, repeat = versions.pop()
+    current = [r for r in holders if (r.iteration, r.repeat) == (iteration, repeat)]  # did not just roll forward
     begun = [r for r in current if r.begun]
     dealt = begun[0].dealt if begun else plan.replicas
     have = _complete_sums(plan, current)
@@ -158,7 +168,7 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
     if reduced_everywhere:
         compute: dict[int, tuple[int, ...]] = dict.fromkeys(plan.replicas, ())
     else:
-        compute = deal(layout.num_micro_batches, dealt, plan.replicas, have)
+        compute = deal(layout.num_sets, dealt, plan.replicas, have)
         # Who computes its share from nothing overwrites what it holds reduced, so it cannot share it.
         shared = _shared_segments(plan, [r for r in current if layout.replica_of(r.rank) in have])
     # Copies made beside the training are renewed at every meeting, by the gathering: who keeps whose may be another.
@@ -167,6 +177,7 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
     return WorldVerdict(
         iteration, commit, copies or _fetches(plan, records), dealt, compute, have, shared, (),
         reduced_everywhere, gather, _why(compute, reduced_everywhere), branch=holders[0].branch,
+        repeat=repeat,
     )  # fmt: skip
 
 
@@ -181,7 +192,7 @@ def _go_back(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict | None:
         Fetch(position_of(layout, rank), source, (rank,), True, iteration) for rank, source in sorted(sources.items())
     )
     shared: dict[int, tuple[Rank, ...]] = dict.fromkeys(range(layout.replica_size), ())
-    compute = deal(layout.num_micro_batches, everybody, everybody, {})
+    compute = deal(layout.num_sets, everybody, everybody, {})
     why = f"ranks {sorted(sources)} lost their shards: everybody goes back to iteration {iteration}"
     return WorldVerdict(
         iteration, None, fetches, everybody, compute, {}, shared, (), False, True, why,

@@ -28,6 +28,7 @@ class LayoutFields(msgspec.Struct, forbid_unknown_fields=True):
     tp: int = 1
     pp: int = 1
     dp: int = 0  # 0: as many as workers.max allows
+    ep: int = 1  # experts are spread over so many of the dp indices, which are then one replica
     micro_batch: int = 1
     num_micro_batches: int = 0  # 0: from global_batch, else 4 a replica
     optimizer: Literal["plain", "distributed"] = "plain"  # distributed: each replica holds a shard of its state
@@ -173,10 +174,10 @@ def job_of(file: JobFile, directory: Path, gpu: str = "") -> Job:
 def _buddies(backup: BackupFields, layout: Layout) -> dict[str, Any]:
     """Copies of what has no replica (training/buddies.py): of every step, or every so many beside the training."""
     wants = backup.sync or backup.every > 0
-    if wants and (not layout.sharded or layout.dp < 2):
+    if wants and (not layout.sharded or layout.num_replicas < 2):
         raise FileProblem(
             "backup: what is copied are the shards of a distributed optimizer: layout.optimizer must be distributed, "
-            "and dp at least 2"
+            "and dp at least 2 x ep"
         )
     if backup.sync and backup.every:
         raise FileProblem("backup: sync: true copies after every iteration: leave out every, or say sync: false")
@@ -242,12 +243,12 @@ def _widths(file: JobFile, gpu: str) -> tuple[Layout, int, int]:
     if len(given) > 1 and not _listed(file):
         return _of_list(file, given)
     fields = given[0] if given else _chosen(file, gpu)
-    size = fields.tp * fields.pp
     _check_sizes(fields)
-    replicas = fields.dp or (workers.max or workers.min or size) // size
-    if replicas == 0:
-        raise FileProblem(f"workers.max {workers.max} is less than one replica of tp {fields.tp} x pp {fields.pp}")
-    layout = layout_of(msgspec.structs.replace(fields, dp=replicas), file.global_batch)
+    size = fields.tp * fields.pp * fields.ep
+    dp = fields.dp or (workers.max or workers.min or size) // size * fields.ep
+    if dp == 0:
+        raise FileProblem(f"workers.max {workers.max} is less than one replica of {_named(fields)}")
+    layout = layout_of(msgspec.structs.replace(fields, dp=dp), file.global_batch)
     least, most = workers.min or 1, workers.max or layout.world_size
     if not least <= layout.world_size <= most:
         raise FileProblem(f"the layout has {layout.world_size} workers, outside {least} to {most}")
@@ -258,7 +259,7 @@ def _listed(file: JobFile) -> tuple[LayoutFields, ...]:
     """The layouts that a running task may be brought into, the one it begins with first; () where only dp differs:
     those are widths of one layout."""
     given = () if file.layouts == "auto" else file.layouts
-    shapes = {(fields.tp, fields.pp, fields.optimizer) for fields in given}
+    shapes = {(fields.tp, fields.pp, fields.ep, fields.optimizer) for fields in given}
     if len(shapes) < 2:
         return ()
     for fields in given:
@@ -269,7 +270,7 @@ def _listed(file: JobFile) -> tuple[LayoutFields, ...]:
 
 
 def _check_sizes(fields: LayoutFields) -> None:
-    for name in ("tp", "pp", "micro_batch"):
+    for name in ("tp", "pp", "ep", "micro_batch"):
         if getattr(fields, name) < 1:
             raise FileProblem(f"layout: {name} is {getattr(fields, name)}, must be at least 1")
     if fields.dp < 0 or fields.num_micro_batches < 0:
@@ -289,7 +290,7 @@ def _steps(workers: WorkerFields, layout: Layout) -> tuple[int, int]:
     if workers.min % size:
         raise FileProblem(f"workers.min {workers.min} is no multiple of a replica's {size} workers (tp x pp)")
     least = workers.min // size
-    if (layout.dp - least) % step:
+    if (layout.num_replicas - least) % step:
         raise FileProblem(
             f"{layout.world_size} workers are not workers.min {workers.min} and a multiple of unit {workers.unit}"
         )
@@ -308,13 +309,15 @@ def _of_list(file: JobFile, given: Sequence[LayoutFields]) -> tuple[Layout, int,
     size = first.tp * first.pp
     low, high = file.workers.min or size, file.workers.max or max(f.dp for f in given) * size
     widths = sorted({f.dp for f in given if low <= f.dp * size <= high})
+    if any(dp % first.ep for dp in widths):
+        raise FileProblem(f"layouts: dp {widths} are not all multiples of ep {first.ep}")
     if not widths:
         raise FileProblem(f"no layout of the list has {low} to {high} workers")
     steps = {b - a for a, b in itertools.pairwise(widths)}
     if len(steps) > 1:
         raise FileProblem(f"layouts: dp {widths} are not evenly spaced: leave out or add some")
     layout = layout_of(msgspec.structs.replace(first, dp=widths[-1]), file.global_batch)
-    return layout, widths[0], steps.pop() if steps else 1
+    return layout, widths[0] // first.ep, steps.pop() // first.ep if steps else 1
 
 
 def _chosen(file: JobFile, gpu: str) -> LayoutFields:
@@ -326,7 +329,7 @@ def _chosen(file: JobFile, gpu: str) -> LayoutFields:
     tp, pp, micro_batch = job_throughput.best_layout(
         file.model, file.global_batch, gpu, (workers.min or workers.max, workers.max, max(workers.unit, 1))
     )
-    return LayoutFields(tp, pp, 0, micro_batch)
+    return LayoutFields(tp, pp, 0, micro_batch=micro_batch)
 
 
 def layout_of(fields: LayoutFields, global_batch: int = 0) -> Layout:
@@ -342,21 +345,25 @@ def layout_of(fields: LayoutFields, global_batch: int = 0) -> Layout:
         tp=fields.tp,
         pp=fields.pp,
         dp=dp,
+        ep=fields.ep,
         micro_batch=fields.micro_batch,
         num_micro_batches=count or 4 * dp,
         sharded=fields.optimizer == "distributed",
     )
 
 
-def world_layout(world: int, tp: int, pp: int, micro_batch: int, micro_batches: int) -> Layout:
+def _named(fields: LayoutFields) -> str:
+    return f"tp {fields.tp} x pp {fields.pp}" + (f" x ep {fields.ep}" if fields.ep > 1 else "")
+
+
+def world_layout(world: int, tp: int, pp: int, micro_batch: int, micro_batches: int, *, ep: int = 1) -> Layout:
     """The layout of `unicron run`: data-parallel over what tp and pp leave."""
-    if min(world, tp, pp, micro_batch) < 1:
-        raise FileProblem("workers, tp, pp and micro-batch must be at least 1")
-    if world % (tp * pp):
-        raise FileProblem(
-            f"{world} workers do not divide into replicas of tp {tp} x pp {pp}: use a multiple of {tp * pp}"
-        )
-    fields = LayoutFields(tp, pp, world // (tp * pp), micro_batch, micro_batches)
+    if min(world, tp, pp, ep, micro_batch) < 1:
+        raise FileProblem("workers, tp, pp, ep and micro-batch must be at least 1")
+    fields = LayoutFields(tp, pp, world // (tp * pp), ep, micro_batch, micro_batches)
+    size = tp * pp * ep
+    if world % size:
+        raise FileProblem(f"{world} workers do not divide into replicas of {_named(fields)}: use a multiple of {size}")
     return layout_of(fields)
 
 

@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     @property
     def counts(self) -> list[int]:
         """Numbers of replicas it may have."""
-        return list(range(self.least or 1, self.layout.dp + 1, self.unit))
+        return list(range(self.least or 1, self.layout.num_replicas + 1, self.unit))
 
     @property
     def samples(self) -> int:
@@ -71,7 +71,7 @@ def _table(asked: Asked, table: Mapping[int, float | str]) -> dict[int, float]:
     wanted = [count * size for count in asked.counts]
     if holes := [slots for slots in wanted if slots not in table]:
         raise FileProblem(f"throughput has no value for {_few(holes)} workers, which workers and layouts allow")
-    allowed = {count * size for count in range(asked.least or 1, asked.layout.dp + 1)}
+    allowed = {count * size for count in range(asked.least or 1, asked.layout.num_replicas + 1)}
     allowed |= set(asked.others)
     if strange := sorted(table.keys() - allowed):
         raise FileProblem(f"throughput names {_few(strange)} workers, which workers and layouts do not allow")
@@ -119,12 +119,15 @@ def _modelled(asked: Asked) -> dict[int, float]:
     task = TaskModel(_shape(asked.model), asked.samples, uneven=True)
     machine, calibration = _machine(asked.gpu)
     flops, least_gib = {}, math.inf
-    for count in range(asked.least or 1, layout.dp + 1):
+    for count in range(asked.least or 1, layout.num_replicas + 1):
         best = 0.0
         for which in (RECOMPUTE_NONE, RECOMPUTE_FULL):
             try:
                 found = estimate(
-                    task, machine, calibration, TaskLayout(layout.tp, layout.pp, count, 1, layout.micro_batch, which)
+                    task,
+                    machine,
+                    calibration,
+                    TaskLayout(layout.tp, layout.pp, count * layout.ep, 1, layout.micro_batch, which),
                 )
             except PerformanceError as error:
                 raise FileProblem(str(error)) from None

@@ -79,7 +79,7 @@ class TaskChecks:
 
     def stepped(self, worker: WorkerProcess, commit: CommitResult) -> None:
         memory = worker.memory
-        whole = tuple(range(worker.layout.num_micro_batches))
+        whole = tuple(range(worker.layout.num_sets))
         if memory.iteration != commit.iteration:
             self.world.violate(f"{worker.name} at {memory.iteration} steps with {commit.iteration}")
         is_ghost = worker.host in self.world.ghosts  # nobody can know before it speaks; then it is told to end

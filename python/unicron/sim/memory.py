@@ -34,6 +34,7 @@ class Memory:
     stage: Stage = Stage.IDLE
     gathered: bool = True
     branch: int = 0
+    repeat: int = 0
     segments: list[Sum] = field(default_factory=lambda: [()] * NUM_SEGMENTS)
 
     def write(self, record: Record) -> None:
@@ -44,6 +45,7 @@ class Memory:
         self.commit = record.commit
         self.branch = record.branch
         self.reduced = record.segments_reduced
+        self.repeat = record.repeat
         self.stage = record.stage
         self.gathered = record.gathered
         if not record.begun:
@@ -53,7 +55,7 @@ class Memory:
         self.iteration = iteration
         self.gathered = gathered
         self.is_summed, self.is_torn, self.is_wreck = False, False, False
-        self.reduced, self.dealt = 0, ()
+        self.reduced, self.dealt, self.repeat = 0, (), 0
         self.begun = set()
         self.stage = Stage.IDLE
 
@@ -73,4 +75,5 @@ class Memory:
             commit=self.commit,
             gathered=self.gathered,
             branch=self.branch,
+            repeat=self.repeat,
         )

@@ -26,6 +26,7 @@ class TaskOptions:
     speed: float = 1.0  # exponent of its T(t, x): below 1 the more slots, the less each earns
     has_directory: bool = True  # for checkpoints
     at_ms: float = 20.0
+    overflows: float = 0.0  # share of tries of an iteration whose sums fit no scale: it is computed again by all
 
     def job(self, stopped_grace_ms: int) -> Job:
         layout = self.layout
@@ -43,7 +44,8 @@ class TaskOptions:
             replicas_min=self.replicas_min,
             standbys=self.standbys,
             throughput={
-                r * size: 1e12 * (r * size) ** self.speed for r in range(self.replicas_min or 1, layout.dp + 1)
+                r * size: 1e12 * (r * size) ** self.speed
+                for r in range(self.replicas_min or 1, layout.num_replicas + 1)
             },
             measured=False,
             budgets=Budgets(first_iteration_ms=FIRST_ITERATION_MS),

@@ -145,7 +145,7 @@ class SimWorker(WorkerMoving):
                 self._compute(action)
             case do.Tie():
                 self._advance(Stage.TIE)
-                self._within(self.inside, ("tie", self.memory.iteration), None, self._done)
+                self._within(self.inside, ("tie", self.memory.iteration, self.memory.repeat), None, self._done)
             case do.Reduce():
                 self._reduce(action, 0)
             case do.Commit():
@@ -154,14 +154,18 @@ class SimWorker(WorkerMoving):
                 self._advance(Stage.COMMIT, waiting=True)
                 if action.report:
                     self._report(action.report, inside=False)
-                tag = ("confirm", self.memory.iteration)
+                tag = ("confirm", self.memory.iteration, self.memory.repeat)
                 self._within(self.inside, tag, action.result, self._confirmed)
             case do.Step():
                 self._step(action.commit)
+            case do.Repeat():
+                self._loop(self.rng.uniform(0.0, 0.5), self._done)
             case do.Gather():
                 self._gather_shards()
             case do.Settle(ok=ok):
                 self._advance(Stage.GATHER, waiting=True)
+                if action.report:
+                    self._report(action.report, inside=False)
                 assert self.machine is not None
                 # At a meeting a member whose state did not come says so from an older iteration.
                 usual = self.machine.phase is Phase.SETTLE

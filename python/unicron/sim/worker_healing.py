@@ -9,7 +9,7 @@ from unicron.healing import events as on
 from unicron.messages import CollectiveFailed
 from unicron.sim.groups import Group
 from unicron.sim.worker_training import WorkerTraining
-from unicron.types import EpochPlan, Layout, Rank, Stage
+from unicron.types import EpochPlan, Rank, Stage
 
 
 class WorkerHealing(WorkerTraining):
@@ -48,13 +48,19 @@ class WorkerHealing(WorkerTraining):
             return
         keep = self.world.options.plant == "keep-healthy-cross-group"
         touched = set(action.plan.touched)
-        mine = self.layout.coords(self.rank)
-        peers = {r: w for r, w in members.items() if _same_position(self.layout, r, mine)}
+        same = self.layout.peers(self.rank)
+        peers = {r: w for r, w in members.items() if r in same}
         if not (keep and self.data is not None and not touched & set(self.data.members)):
             self._forget(self.data)
             self.data = self.world.group(f"{self.task}/data/{epoch}", peers) if len(peers) > 1 else None
             if self.data is not None:
                 self.groups.append((self.data, True))
+        if self.layout.ep > 1:
+            self._forget(self.lanes)
+            lanes = {r: w for r, w in members.items() if r in self.layout.dense_peers(self.rank)}
+            self.lanes = self.world.group(f"{self.task}/lanes/{epoch}", lanes) if len(lanes) > 1 else None
+            if self.lanes is not None:
+                self.groups.append((self.lanes, self.layout.num_replicas > 1))
         self._forget(self.everybody)
         self.everybody = self.world.group(f"{self.task}/world/{epoch}", members) if len(members) > 1 else None
         if self.everybody is not None:
@@ -106,8 +112,3 @@ class WorkerHealing(WorkerTraining):
             return
         if self.newest is not None and self.newest.epoch > after:
             self.run(on.Done())
-
-
-def _same_position(layout: Layout, rank: Rank, coords: tuple[int, int, int]) -> bool:
-    tp, _, pp = layout.coords(rank)
-    return (tp, pp) == (coords[0], coords[2])

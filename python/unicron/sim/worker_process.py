@@ -48,6 +48,7 @@ class WorkerProcess:
         self.memory = Memory()
         self.inside: Group | None = None
         self.data: Group | None = None
+        self.lanes: Group | None = None  # of all replicas, where there are several in each
         self.everybody: Group | None = None
         self.action: do.AnyAction | None = None
         self.token: object = None

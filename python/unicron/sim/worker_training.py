@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 from unicron.healing import actions as do
 from unicron.healing import events as on
-from unicron.healing.record import CommitResult, hold_vote
+from unicron.healing.record import OVERFLOW, CommitResult, hold_vote
 from unicron.messages import Finished, Healed, MoveRoles, Saved
 from unicron.sim.memory import NUM_SEGMENTS, Sum, add
 from unicron.sim.worker_process import WorkerProcess
@@ -48,7 +50,7 @@ class WorkerTraining(WorkerProcess):
             self._fresh = add(self._fresh, (micro_batch,))
             self._compute_next(action, index + 1)
 
-        tag = ("forward", action.iteration, micro_batch)
+        tag = ("forward", action.iteration, self.memory.repeat, micro_batch)
         self._loop(self.rng.uniform(10.0, 20.0), lambda: self._within(self.inside, tag, None, added))
 
     def _computed(self, action: do.Compute) -> None:
@@ -78,25 +80,31 @@ class WorkerTraining(WorkerProcess):
                 self.memory.reduced = number + 1
             self._reduce(action, number + 1)
 
-        tag = ("reduce", self.memory.iteration, number, number < len(action.shared))
+        tag = ("reduce", self.memory.iteration, self.memory.repeat, number, number < len(action.shared))
         self._within(self.data, tag, self.memory.segments[number], reduced)
 
     def _commit(self) -> None:
         self._advance(Stage.COMMIT, waiting=True)
-        iteration = self.memory.iteration
+        iteration, repeat = self.memory.iteration, self.memory.repeat
         assert self.machine is not None and self.machine.plan is not None
         epoch = self.machine.plan.epoch
 
-        def committed(results: dict[Rank, tuple[int, int, float]]) -> None:
-            if {result[:2] for result in results.values()} != {(epoch, iteration)}:
+        def committed(results: dict[Rank, tuple[int, int, int, float]]) -> None:
+            if {result[:3] for result in results.values()} != {(epoch, iteration, repeat)}:
                 self.world.violate(f"{self.name}: commit of {results}")
-            hold = sum(vote for _, _, vote in results.values())
-            self.run(on.CommitDone(CommitResult(iteration, 1.0, 1.0, 0.0, 1.0, hold)))
+            hold = sum(vote for *_, vote in results.values())
+            found = OVERFLOW * len(results) if self._overflows(iteration, repeat) else 0.0
+            self.run(on.CommitDone(CommitResult(iteration, 1.0, 1.0, found, 1.0, hold, repeat)))
 
         switches = self.move is not None and self.move.switch
         vote = hold_vote(told=self.is_told_to_hold or switches, may_hold=self.machine.may_hold)
-        mine = (epoch, iteration, vote)
-        self._within(self.everybody, ("commit", iteration), mine, committed)
+        mine = (epoch, iteration, repeat, vote)
+        self._within(self.everybody, ("commit", iteration, repeat), mine, committed)
+
+    def _overflows(self, iteration: int, repeat: int) -> bool:
+        """A fact of the data and the scale, the same in every history of this seed."""
+        share = self.world.options.of(self.task).overflows
+        return share > 0 and random.Random(f"{self.world.options.seed}/{iteration}/{repeat}").random() < share
 
     def _confirmed(self, results: dict[Rank, CommitResult | None]) -> None:
         self.run(on.Confirmed(next((r for r in results.values() if r is not None), None)))
@@ -114,17 +122,32 @@ class WorkerTraining(WorkerProcess):
         self._loop(self.rng.uniform(1.0, 4.0), stepped)
 
     def _gather_shards(self) -> None:
-        """Every replica's shard must be of the same version, and there must be one of each replica."""
+        """First of what is outside of experts, which every lane has a shard of, then of the experts."""
         self._advance(Stage.GATHER, waiting=True)
-        replica, iteration = self.layout.replica_of(self.rank), self.memory.iteration
+        if self.layout.ep == 1:
+            self._gather_of_replicas()
+            return
+        place = self.layout.coords(self.rank)[1]
+        self._gather_of(self.lanes, place, range(self.layout.dp), "lanes", self._gather_of_replicas)
 
-        def gathered(results: dict[Rank, tuple[int, int]]) -> None:
-            if set(results.values()) != {(r, iteration) for r in range(self.layout.dp)}:
-                self.world.violate(f"{self.name} at {iteration} gathers shards {sorted(results.values())}")
+    def _gather_of_replicas(self) -> None:
+        def gathered() -> None:
             self.memory.gathered = True
             self._done()
 
-        self._within(self.data, ("gather", iteration), (replica, iteration), gathered)
+        replicas = range(self.layout.num_replicas)
+        self._gather_of(self.data, self.layout.replica_of(self.rank), replicas, "gather", gathered)
+
+    def _gather_of(self, group: Any, place: int, places: range, tag: str, then: Callable[[], None]) -> None:
+        """Every shard must be of the same version, and there must be one of each place."""
+        iteration = self.memory.iteration
+
+        def gathered(results: dict[Rank, tuple[int, int]]) -> None:
+            if set(results.values()) != {(each, iteration) for each in places}:
+                self.world.violate(f"{self.name} at {iteration} gathers shards {sorted(results.values())}")
+            then()
+
+        self._within(group, (tag, iteration), (place, iteration), gathered)
 
     def _ended(self, action: do.EndIteration) -> None:
         iteration = action.commit.iteration

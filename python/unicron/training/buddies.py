@@ -65,6 +65,7 @@ def buddy_bytes(model: Any, layout: Layout) -> int:
     no two ranks hold the same number of pieces.
     """
     elements = sum(buffer.grad_data.numel() for buffer in model.buffers) // layout.dp
+    elements += sum(buffer.grad_data.numel() for buffer in model.expert_parallel_buffers) // layout.num_replicas
     pieces = sum(1 for _ in model.parameters())
     content = BYTES_PER_ELEMENT * elements + (MOMENTS + 2) * ALIGN * pieces
     slot = aligned(HEADER_BYTES + EXTRA_BYTES_MAX + content + SEAL_BYTES)

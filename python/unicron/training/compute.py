@@ -31,8 +31,8 @@ class ParallelismRefused(ValueError):
     """The model is spread in a way that unicron cannot heal."""
 
 
-#: Sizes in a TransformerConfig that must be 1: a replica is then one dp index (with experts spread it is several).
-REFUSED_SIZES = {"context_parallel_size": "context", "expert_model_parallel_size": "expert"}
+#: Sizes in a TransformerConfig that must be 1.
+REFUSED_SIZES = {"context_parallel_size": "context"}
 
 
 def rounded_loss(loss: torch.Tensor) -> torch.Tensor:
@@ -47,9 +47,11 @@ def check_config(config: Any) -> None:
         if size > 1:
             raise ParallelismRefused(
                 f"TransformerConfig.{name} is {size}: {what} parallelism cannot be healed in this version; set it to 1 "
-                "(tp, pp and dp can be as they like)"
+                "(tp, pp, ep and dp can be as they like)"
             )
     _check_pipeline(config)
+    if getattr(config, "num_moe_experts", None):
+        _check_experts(config)
     if not getattr(config, "calculate_per_token_loss", False):
         raise PerTokenLossRequired(
             "TransformerConfig.calculate_per_token_loss is False: set it to True and return (sum, tokens, dict) "
@@ -89,6 +91,33 @@ def _check_pipeline(config: Any) -> None:
         )
 
 
+def _check_experts(config: Any) -> None:
+    """Refuse by name what mixes micro-batches of several replicas, or of one replica's past, into a forward."""
+    size, expert_tp = config.tensor_model_parallel_size, getattr(config, "expert_tensor_parallel_size", None)
+    if expert_tp not in (None, size):
+        raise ParallelismRefused(
+            f"TransformerConfig.expert_tensor_parallel_size is {expert_tp}, tensor_model_parallel_size {size}: experts "
+            "that are cut otherwise than the rest lie in replicas of another size; leave it out"
+        )
+    kinds = config.moe_router_load_balancing_type
+    if "global_aux_loss" in ([kinds] if isinstance(kinds, str) else kinds):
+        raise ParallelismRefused(
+            "TransformerConfig.moe_router_load_balancing_type has global_aux_loss: it sums over all replicas inside "
+            "the forward, and over the micro-batches before, so what a micro-batch gives depends on the width and on "
+            "failures; use aux_loss or seq_aux_loss"
+        )
+    if getattr(config, "moe_token_dispatcher_type", "") == "flex":
+        raise ParallelismRefused(
+            "TransformerConfig.moe_token_dispatcher_type is flex: it exchanges tokens in buffers of its own (DeepEP, "
+            "HybridEP), which nobody here can end when a rank is lost; use alltoall or allgather"
+        )
+    if config.moe_router_enable_expert_bias:
+        raise ParallelismRefused(
+            "TransformerConfig.moe_router_enable_expert_bias is on: the bias follows counts of tokens that are kept "
+            "outside of gradients and optimizer, and would be lost or counted twice in a failure; use aux_loss"
+        )
+
+
 class Computation:
     """A rank's forwards and backwards. `scalars` (in the arena) collects tokens and loss of the last stage."""
 
@@ -99,6 +128,12 @@ class Computation:
         self.model, self.layout, self.scalars = model, layout, scalars
         self.config = get_model_config(model.first)
         check_config(self.config)
+        spread = getattr(self.config, "expert_model_parallel_size", 1)
+        if spread != layout.ep:
+            raise ParallelismRefused(
+                f"TransformerConfig.expert_model_parallel_size is {spread}, the task's ep {layout.ep}: set "
+                "expert_model_parallel_size=session.layout.ep, and say the ep that you want with --ep or layout.ep"
+            )
         for chunk in model.chunks:
             check_ddp_config(chunk.ddp_config)
         self.config.finalize_model_grads_func = self._finalize
@@ -197,7 +232,9 @@ class Computation:
 
 
 def tie(model: Chunks, config: Any) -> None:
-    """Gradient collectives inside the replica: sequence-parallel norms, tied word and position embeddings.
+    """Gradient collectives inside the replica: sequence-parallel norms, tied word and position embeddings, and what is
+    outside of experts over the lanes. (One sum over all lanes of all replicas would move less; but then the lanes of a
+    replica held different sums, and a chunk that one of them has reduced would be that of no position alone.)
 
     In place: if one breaks, every member of the replica drops its sums and computes again.
     """
@@ -212,6 +249,10 @@ def tie(model: Chunks, config: Any) -> None:
     module._allreduce_non_tensor_model_parallel_grads(model.chunks, config, tp_group)
     module._allreduce_word_embedding_grads(model.chunks, config, embd, pp_group)
     module._allreduce_position_embedding_grads(model.chunks, config, pos_embd, pp_group)
+    if parallel_state.get_expert_model_parallel_world_size() > 1:
+        lanes = parallel_state.get_expert_model_parallel_group()
+        for buffer in model.buffers:
+            torch.distributed.all_reduce(buffer.grad_data, group=lanes)
 
 
 def share_tied_weight(model: Chunks) -> None:

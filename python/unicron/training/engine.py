@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ from unicron.messages import CollectiveFailed, StateLost, cut
 from unicron.runtime.store_client import StoreClient, StoreError
 from unicron.training import account, compute, gpu, step
 from unicron.training.buddies import Buddies, CopyDiffers
-from unicron.training.exact import ExactGradients
+from unicron.training.exact import REPEAT_BITS, REPEATS_MAX, ExactGradients
 from unicron.training.gradients import Gradients, ReduceHooks
 from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
@@ -66,6 +66,13 @@ def is_collective_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and COLLECTIVE_ERROR.search(str(error)) is not None
 
 
+def gradients_of(model: Any, memory: StateMemory, layout: Layout, rank: Rank) -> Gradients:
+    counts_dense = layout.lane_of(rank) == 0
+    if layout.exact:
+        return ExactGradients(model, memory, layout, counts_dense=counts_dense)
+    return Gradients(model, memory, counts_dense=counts_dense)
+
+
 def _carry_out(operation: Callable[[bool], Any], then: Callable[[], None] | None) -> None:
     """operation(is_async) with others. It is begun and waited for apart only where something is to be done between."""
     work = operation(then is not None)
@@ -83,7 +90,7 @@ class Engine:
     ) -> None:  # fmt: skip
         self.link, self.rank, self.layout = link, rank, layout
         self.model, self.memory, self.groups = model, memory, groups
-        self.gradients = ExactGradients(model, memory, layout) if layout.exact else Gradients(model, memory)
+        self.gradients = gradients_of(model, memory, layout, rank)
         self.ledger = Ledger(memory.fd)
         self.computation = compute.Computation(model, layout, memory.scalars)
         self.computation.randomness = Randomness(rank, layout)
@@ -109,8 +116,8 @@ class Engine:
         groups.at_operation = self._enter_operation
         self._handlers: dict[type[do.Action], Callable[[Any], on.AnyEvent]] = {
             do.Compute: self._compute, do.Tie: self._tie, do.Reduce: self._reduce, do.Commit: self._commit,
-            do.Confirm: self._confirm, do.Step: self._step, do.Gather: self._gather, do.Settle: self._settle,
-            do.ExchangeInside: self._exchange_inside,
+            do.Confirm: self._confirm, do.Step: self._step, do.Repeat: self._repeat, do.Gather: self._gather,
+            do.Settle: self._settle, do.ExchangeInside: self._exchange_inside,
             do.RebuildInside: self._rebuild_inside, do.ExchangeWorld: self._exchange_world,
             do.RebuildCross: self._rebuild_cross, do.FetchState: self._fetch_state, do.GoBack: self._go_back,
             do.LoadCheckpoint: self._load_checkpoint, do.AwaitPlan: self._await_plan,
@@ -130,6 +137,7 @@ class Engine:
                 self.machine.step(on.PlanArrived(plan))
             (action,) = self.machine.step(event)
             self.ledger.write(self.machine.record)
+            self.gradients.repeat = self.machine.record.repeat
             if isinstance(action, (do.Ready, do.EndIteration)):
                 self._pulse(Stage.IDLE)
                 return action
@@ -146,6 +154,7 @@ class Engine:
                     raise
                 self.groups.settle_broken()
                 inside = isinstance(action, (do.Compute, do.Tie, do.Confirm, do.Settle, do.RebuildInside))
+                inside = inside or (isinstance(action, do.Gather) and self.layout.num_replicas == 1)
                 if isinstance(error, (GroupInterrupted, StoreError)):
                     inside = inside and self.link.monitor.newest_epoch() <= self.machine._newest()
                 reduced = self.ledger.segments_reduced if isinstance(action, do.Reduce) else -1
@@ -231,7 +240,9 @@ class Engine:
             return self._enter_passage(FaultPoint.RECEIVE)
         if name == "send":
             return self._enter_passage(FaultPoint.SEND)
-        return self._enter_passage(FaultPoint.TENSOR) if kind == WaitKind.TP else None
+        if kind == WaitKind.TP:
+            return self._enter_passage(FaultPoint.TENSOR)
+        return self._enter_passage(FaultPoint.EXPERT) if kind == WaitKind.WORLD else None
 
     # ------------------------------------------------------------------ the undisturbed iteration
 
@@ -246,14 +257,16 @@ class Engine:
         def begin(micro_batch: int) -> None:
             self._pulse(Stage.COMPUTE, micro_batch)
             self.maybe_fault(FaultPoint.COMPUTE, micro_batch)
-            if self.machine.healing:
+            if self.machine.healing or self.machine.record.repeat:
                 self.maybe_fault(FaultPoint.COMPUTE_AGAIN, micro_batch)
-            self.account.forward_begins(action.iteration, micro_batch, micro_batch in begun)
-            begun.add(micro_batch)
+            number = micro_batch // self.layout.ep  # the ledger, like every plan, counts sets
+            self.account.forward_begins(action.iteration, micro_batch, number in begun)
+            begun.add(number)
             self.ledger.set_begun(begun)
 
         self._pulse(Stage.COMPUTE)  # a pipeline stage may fetch no micro-batch
-        self.computation.run(action.iteration, action.micro_batches, self.forward_step, self.dataset, begin)
+        mine = [number * self.layout.ep + self.layout.lane_of(self.rank) for number in action.micro_batches]
+        self.computation.run(action.iteration, mine, self.forward_step, self.dataset, begin)
         self.gradients.computed()
         if aside is not None:
             self.gradients.tie(self.model, self.computation.config)
@@ -278,7 +291,7 @@ class Engine:
         def before(segment: int) -> None:
             self._pulse(Stage.REDUCE, segment, waiting=True)
             self.maybe_fault(FaultPoint.REDUCE, segment)
-            if self.machine.healing:
+            if self.machine.healing or self.machine.record.repeat:
                 self.maybe_fault(FaultPoint.REDUCE_AGAIN, segment)
 
         shared = tuple(map(self.groups.data_index, action.shared))
@@ -323,7 +336,12 @@ class Engine:
         if count != len(plan.ranks) or epochs != count * plan.epoch:
             raise AssertionError(f"commit of epoch {plan.epoch}: {count} ranks, epochs sum to {epochs}")
         sumsq = math.fsum(by_position)  # the same whatever the order of the all-reduce was
-        return on.CommitDone(CommitResult(self.machine.record.iteration, tokens, sumsq, found_inf, loss, hold))
+        return on.CommitDone(self._result(tokens, sumsq, found_inf, loss, hold))
+
+    def _result(self, tokens: float, sumsq: float, found_inf: float, loss: float, hold: float) -> CommitResult:
+        """Of the try that this rank, and whoever made the commit with it, is at."""
+        at = self.machine.record
+        return CommitResult(at.iteration, tokens, sumsq, found_inf, loss, hold, at.repeat)
 
     def _is_told_to_hold(self) -> bool:
         link, move = self.link, self.link.move
@@ -348,7 +366,7 @@ class Engine:
         )
         self.require_good(inside=True)
         seen = next((x.tolist() for x in all_of_them if x[0] > 0), None)
-        return on.Confirmed(None if seen is None else CommitResult(int(seen[1]), *seen[2:]))
+        return on.Confirmed(None if seen is None else self._result(*seen[2:]))
 
     def _step(self, action: do.Step) -> on.AnyEvent:
         self._pulse(Stage.STEP)
@@ -360,6 +378,18 @@ class Engine:
         tokens = max(action.commit.tokens, 1.0)
         self.link.pulse.committed(action.commit.iteration, action.commit.loss_sum / tokens)
         self.account.committed(action.commit.iteration)
+        return on.Done()
+
+    def _repeat(self, action: do.Repeat) -> on.AnyEvent:
+        """What was summed is given up when the ledger is written next."""
+        if action.commit.repeat >= REPEATS_MAX:
+            raise AssertionError(f"iteration {action.commit.iteration}: sums fit no scale: {action.commit}")
+        plan = self.machine.plan
+        if plan is not None and plan.ranks[0] == self.rank:
+            print(
+                f"unicron: iteration {action.commit.iteration}: a gradient did not fit the scale of the last committed "
+                f"norm: everybody computes it again, at one 2^{REPEAT_BITS} times smaller", file=sys.stderr,
+            )  # fmt: skip
         return on.Done()
 
     def _mark_chunk(self, mark: int) -> None:
@@ -385,15 +415,14 @@ class Engine:
         """The parameters' shards, one of each replica, in place: who is interrupted does it again."""
         self._pulse(Stage.GATHER, waiting=True)
         self.maybe_fault(FaultPoint.GATHER, 0)
-        group = self.groups.data_group()
-        if group is None:
+        if self.groups.dense_group() is None:
             return on.Done()
-        assert group.size() == self.layout.dp, "every shard has one holder, and all of them are here"
-        for number, bucket in enumerate(bucket for buffer in self.model.buffers for bucket in buffer.buckets):
+        for number, (bucket, group, shards, place) in enumerate(self._sharded_buckets()):
             if number:
                 self.maybe_fault(FaultPoint.GATHER, number)
+            assert group.size() == shards, "every shard has one holder, and all of them are here"
             whole = bucket.param_data.view(-1)
-            own = whole.chunk(self.layout.dp)[self.layout.replica_of(self.rank)]
+            own = whole.chunk(shards)[place]
             gather = functools.partial(dist.all_gather_into_tensor, whole, own, group)
             _carry_out(gather, self._enter(FaultPoint.GATHERING, number))
         self.require_good(inside=False)  # before a copy begins to travel: nothing is to wait for that one here
@@ -403,8 +432,21 @@ class Engine:
             self.buddies.after_step(self.machine.plan, self.machine.record.iteration, self.stepper.extra_tensor())
         return on.Done()
 
+    def _sharded_buckets(self) -> Iterator[tuple[Any, Any, int, int]]:
+        """(bucket, group of those who hold a shard of it, number of shards, which one is this rank's). What is outside
+        of experts is sharded over all lanes of all replicas, experts over the replicas."""
+        dense, experts, layout = self.groups.dense_group(), self.groups.data_group(), self.layout
+        for buffer in self.model.buffers:
+            for bucket in buffer.buckets:
+                yield bucket, dense, layout.dp, layout.coords(self.rank)[1]
+        for buffer in self.model.expert_parallel_buffers if experts is not None else ():
+            for bucket in buffer.buckets:
+                yield bucket, experts, layout.num_replicas, layout.replica_of(self.rank)
+
     def _settle(self, action: do.Settle) -> on.AnyEvent:
         self._pulse(Stage.GATHER, waiting=True)
+        if action.report:
+            self._report(action.report, inside=False)
         ok = torch.tensor([1 if action.ok else 0], dtype=torch.int64, device=self.memory.device)
         group = self.groups.replica_group()
         self._joint(

@@ -5,9 +5,12 @@ rounded once, and added to 64-bit sums in the arena. Sums of integers are the sa
 so any history of failures and widths ends in the same bits. The squared norm is summed in the same way.
 
 The power of two follows from the last committed norm, with room for gradients 2^HEADROOM times as large. A gradient
-above that skips the iteration's step, everywhere, as a loss scale that was too large does, and lowers the scale: the
-same happens to every history. Cost: 8 more bytes a parameter, twice the wire of fp32, one more pass over the gradients
-a micro-batch.
+above that is found by whoever computes it, and everybody learns it in the commit: nobody steps, and the iteration is
+computed again, by all, at a scale 2^REPEAT_BITS smaller, and again, until it fits. What is found depends on nothing but
+the micro-batch and the scale, so every history has the same repeats; and the scale that follows comes from the norm
+that is committed in the end. A gradient that is not finite fits no scale: that step is left out, everywhere.
+
+Cost: 8 more bytes a parameter, twice the wire of fp32, one more pass over the gradients a micro-batch.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from unicron import _core
-from unicron.healing.record import CommitResult
+from unicron.healing.record import OVERFLOW, CommitResult
 from unicron.training.chunks import Chunks
 from unicron.training.gradients import CHUNK_BYTES, Gradients
 from unicron.training.memory import StateMemory
@@ -29,9 +32,11 @@ HEADROOM = 12  # bits between the last norm and what may be added
 SUM_BITS = 62
 FIRST_EXPONENT = 26  # before anything is committed: room for 2^(62 - 26) / number of terms
 EXPONENT_MAX = 100  # sums are given back as floats: 2^-126 to 2^126
+REPEAT_BITS = 24  # so much smaller is the scale of each repeat: 62 bits less these are still more than a float has
+# The smallest scale has room for any finite gradient, and no more repeats than this are between it and the largest.
+REPEATS_MAX = -(-2 * EXPONENT_MAX // REPEAT_BITS)
 SQUARE_BITS = 60  # of the largest square
 NOT_FINITE, ABOVE_LIMIT = 1, 2  # the core's flags
-OVERFLOW = float(1 << 20)  # in CommitResult.found_inf: a scale was too large; less: something was not finite
 SCALAR_NOT_FINITE, SCALAR_ABOVE_LIMIT = 2, 3  # places in the scalars where findings are counted
 
 
@@ -53,11 +58,14 @@ def exact_counts(model: Chunks, layout: Layout) -> list[int]:
 class ExactGradients(Gradients):
     """Gradients whose segments are the integer sums; the floats follow from them."""
 
-    def __init__(self, model: Chunks, memory: StateMemory, layout: Layout, chunk_bytes: int = CHUNK_BYTES) -> None:
-        super().__init__(model, memory, chunk_bytes)
+    def __init__(
+        self, model: Chunks, memory: StateMemory, layout: Layout, chunk_bytes: int = CHUNK_BYTES, *,
+        counts_dense: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(model, memory, chunk_bytes, counts_dense=counts_dense)
         self._terms = layout.num_micro_batches * (layout.tp + 1)  # the tie adds what other ranks of the replica have
         self._term_bits = math.ceil(math.log2(self._terms))
-        self.exponent = FIRST_EXPONENT
+        self.base_exponent = FIRST_EXPONENT  # as the last committed iteration leaves it
         self.sums = memory.exact
         self.segments = [memory.scalars]
         for data in self.sums:
@@ -65,6 +73,11 @@ class ExactGradients(Gradients):
         self._of_chunk = _buffers_of_chunks(model)
         self._is_dirty = [False] * len(model.chunks)
         self._flags = torch.zeros(1, dtype=torch.int64, device=memory.device)  # of a kernel; of no use on a CPU
+
+    @property
+    def exponent(self) -> int:
+        """Of the scale in force."""
+        return max(-EXPONENT_MAX, self.base_exponent - REPEAT_BITS * self.repeat)
 
     # ---------------------------------------------------------- local sums
 
@@ -116,7 +129,7 @@ class ExactGradients(Gradients):
     # ---------------------------------------------------------- the tie, in integers
 
     def tie(self, model: Chunks, config: Any) -> None:
-        """What compute.tie does with floats: norms under sequence parallelism, tied word embeddings."""
+        """What compute.tie does with floats: norms under sequence parallelism, tied word embeddings, lanes."""
         from megatron.core import parallel_state
 
         if getattr(config, "sequence_parallel", False):
@@ -125,6 +138,10 @@ class ExactGradients(Gradients):
         weight = _tied_weight(model)
         if weight is not None and parallel_state.get_pipeline_model_parallel_world_size() > 1:
             self._add_up([weight], parallel_state.get_embedding_group())
+        if parallel_state.get_expert_model_parallel_world_size() > 1:
+            lanes = parallel_state.get_expert_model_parallel_group()
+            for sums in self.sums[: len(model.buffers)]:
+                dist.all_reduce(sums, group=lanes)
 
     def _add_up(self, params: list[Any], group: dist.ProcessGroup) -> None:
         spans = [self._span(param) for param in params]
@@ -181,18 +198,17 @@ class ExactGradients(Gradients):
 
     def stepped(self, commit: CommitResult) -> None:
         """The scale of the next iteration: a function of the commit, so every rank of every history has the same."""
-        if commit.found_inf >= OVERFLOW:
-            self.exponent = max(-EXPONENT_MAX, self.exponent - HEADROOM)
-        elif not commit.found_inf and commit.sumsq > 0.0:
+        self.repeat = 0
+        if not commit.found_inf and commit.sumsq > 0.0:
             norm_bits = math.frexp(math.sqrt(commit.sumsq))[1]
             wanted = SUM_BITS - self._term_bits - HEADROOM - norm_bits
-            self.exponent = min(EXPONENT_MAX, max(-EXPONENT_MAX, wanted))
+            self.base_exponent = min(EXPONENT_MAX, max(-EXPONENT_MAX, wanted))
 
     def own_state(self) -> dict[str, Any]:
-        return {"exponent": self.exponent}
+        return {"exponent": self.base_exponent}
 
     def load_own(self, state: dict[str, Any]) -> None:
-        self.exponent = state.get("exponent", self.exponent)
+        self.base_exponent = state.get("exponent", self.base_exponent)
 
 
 def _stream(tensor: torch.Tensor) -> int:

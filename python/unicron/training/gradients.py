@@ -58,7 +58,11 @@ class ReduceHooks(NamedTuple):
 
 
 class Gradients:
-    def __init__(self, model: Any, memory: StateMemory, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self, model: Any, memory: StateMemory, chunk_bytes: int = CHUNK_BYTES, *, counts_dense: bool = True
+    ) -> None:
+        """counts_dense: whether this rank's share of the norm has what is outside of experts: of the lanes one's has.
+        chunk_bytes: of a segment."""
         self.model, self.memory = model, memory
         self.buffers = [b.grad_data for b in model.buffers + model.expert_parallel_buffers]
         self.segments: list[torch.Tensor] = [memory.scalars]
@@ -66,7 +70,7 @@ class Gradients:
             self.segments += data.split(max(1, chunk_bytes // data.element_size()))
         self._slots = num_slots(memory.pool)
         self._may_be_written = False  # a slot, by a collective that was under way when another failed
-        self._counted = _counted_ranges(model)
+        self._counted = _counted_ranges((model.buffers if counts_dense else []) + model.expert_parallel_buffers)
 
     # ---------------------------------------------------------- local sums
 
@@ -179,6 +183,9 @@ class Gradients:
         """Above 0: this gradient, with this sum of squares, cannot be stepped with (CommitResult.found_inf)."""
         return 0.0 if math.isfinite(squares) else 1.0
 
+    #: How often the iteration was computed before, at scales that were too large (exact mode; healing/record.py).
+    repeat = 0
+
     def stepped(self, commit: CommitResult) -> None:
         """A step with this commit is done."""
 
@@ -215,13 +222,13 @@ def squares_of(spans: Iterable[torch.Tensor]) -> float:
     return float(torch.stack(norms).double().square().sum()) if norms else total
 
 
-def _counted_ranges(model: Any) -> list[tuple[torch.Tensor, int, int]]:
+def _counted_ranges(buffers: list[Any]) -> list[tuple[torch.Tensor, int, int]]:
     """Ranges of the flat buffers that hold gradients this rank counts in the norm, merged where they touch."""
     from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
     from megatron.core.transformer.module import param_is_not_shared
 
     ranges: list[tuple[torch.Tensor, int, int]] = []
-    for buffer in model.buffers + model.expert_parallel_buffers:
+    for buffer in buffers:
         data = buffer.grad_data
         spans = []
         for param in buffer.params:

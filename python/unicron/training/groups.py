@@ -88,7 +88,7 @@ class Groups:
         lists = {site.ranks for site in self._sites if self.rank in site.ranks}
         every = tuple(range(self.layout.world_size))
         replica = self.layout.replica_ranks(self.layout.replica_of(self.rank))
-        lists |= {every, tuple(sorted(replica)), self._peers(self.rank)}
+        lists |= {every, tuple(sorted(replica)), self.layout.peers(self.rank)}
         self._lists = sorted((r for r in lists if len(r) > 1), key=lambda r: (len(r), r))
         self._rank_lists = {
             name: list(value) for name, value in vars(parallel_state).items()
@@ -132,10 +132,6 @@ class Groups:
         backend = self._gloo(dist.HashStore(), 0, 1)
         return WatchedGroup(backend, self._helpers, lambda: "whole", self._pulse)
 
-    def _peers(self, rank: Rank) -> Ranks:
-        tp, _, pp = self.layout.coords(rank)
-        return tuple(self.layout.rank_of(tp, d, pp) for d in range(self.layout.dp))
-
     # -------------------------------------------------------------- which is which
 
     def is_cross(self, ranks: Ranks) -> bool:
@@ -155,11 +151,15 @@ class Groups:
 
     def data_group(self) -> dist.ProcessGroup | None:
         """The live ranks of my position, one a replica; None when I am the only one."""
-        return self._live.get(self._peers(self.rank))
+        return self._live.get(self.layout.peers(self.rank))
+
+    def dense_group(self) -> dist.ProcessGroup | None:
+        """The live ranks with my parameters outside of experts; None when I am the only one."""
+        return self._live.get(self.layout.dense_peers(self.rank))
 
     def data_index(self, rank: Rank) -> int:
         """Place of a rank of my position in data_group()."""
-        return self._members[self._peers(self.rank)].index(rank)
+        return self._members[self.layout.peers(self.rank)].index(rank)
 
     # -------------------------------------------------------------- by difference
 

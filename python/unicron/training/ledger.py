@@ -43,14 +43,15 @@ class Ledger:
         if not record.begun:
             header.set_done(b"")
         header.reduction = 2 * record.segments_reduced
+        header.repeat = record.repeat  # after the sums of the last try were given up: they are not this one's
         header.stage = int(record.stage)
 
     def _write_commit(self, commit: CommitResult) -> None:
         header = self.header
-        if header.has_commit and header.commit_iteration == commit.iteration:
+        if header.has_commit and (header.commit_iteration, header.commit_repeat) == (commit.iteration, commit.repeat):
             return
         header.has_commit = False
-        header.commit_iteration = commit.iteration
+        header.commit_iteration, header.commit_repeat = commit.iteration, commit.repeat
         header.commit_tokens, header.commit_sumsq = commit.tokens, commit.sumsq
         header.commit_found_inf, header.commit_loss_sum = commit.found_inf, commit.loss_sum
         header.has_commit = True
@@ -88,6 +89,7 @@ class Ledger:
         self.header.summed = False
         self.header.reduction = 0
         self.header.dealt_replicas = 0
+        self.header.repeat = 0
         self.header.set_done(b"")
         self.header.stage = int(Stage.IDLE)
         self.header.torn = False
@@ -129,7 +131,7 @@ class Ledger:
         header = self.header
         return CommitResult(
             header.commit_iteration, header.commit_tokens, header.commit_sumsq,
-            header.commit_found_inf, header.commit_loss_sum,
+            header.commit_found_inf, header.commit_loss_sum, repeat=header.commit_repeat,
         )  # fmt: skip
 
     def read(self, rank: Rank, num_segments: int) -> Record:
@@ -151,4 +153,5 @@ class Ledger:
             commit=commit,
             gathered=not header.ungathered,
             branch=header.epoch,
+            repeat=header.repeat,
         )

@@ -14,6 +14,7 @@ offload."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable
@@ -142,16 +143,40 @@ class _NoStream:
 
     def wait_stream(self, *_args: Any) -> None: ...
     def wait_event(self, *_args: Any) -> None: ...
-    def record_event(self, *_args: Any) -> None: ...
     def synchronize(self) -> None: ...
+    def record_event(self, *_args: Any) -> _NoStream:
+        return self  # an event of it has happened already, too
+
+
+_NO_STREAM = _NoStream()
 
 
 def _stream() -> None:
     """[param_and_grad_buffer.py:632] asks for the current stream in every start_grad_sync, needed
     or not: "Found no NVIDIA driver". 0.16.1 asks only with several optimizer instances."""
-    stream = _NoStream()
-    torch.cuda.current_stream = lambda *_args, **_kwargs: stream
-    torch.cuda.default_stream = lambda *_args, **_kwargs: stream
+    torch.cuda.current_stream = lambda *_args, **_kwargs: _NO_STREAM
+    torch.cuda.default_stream = lambda *_args, **_kwargs: _NO_STREAM
+
+
+def _experts() -> None:
+    """transformer/moe/token_dispatcher.py:445 makes a stream for copies to the host ("torch.cuda.Stream requires CUDA
+    support"): there is one already, of which no other differs. moe_utils.py:1093 makes numbers only of what lies on a
+    GPU (all_to_all_single: "incompatible function arguments"). moe_utils.py:1192 asks whether te_general_gemm is None,
+    a name that is missing where Transformer Engine is (NameError in every router)."""
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = _NO_STREAM
+    torch.cuda.stream = lambda *_args, **_kwargs: contextlib.nullcontext()
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+    move = token_dispatcher.maybe_move_tensor_to_cpu
+
+    def as_numbers(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        is_here = as_numpy and torch.is_tensor(tensor) and not tensor.is_cuda
+        return tensor.numpy() if is_here else move(tensor, as_numpy, record_stream)
+
+    token_dispatcher.maybe_move_tensor_to_cpu = as_numbers
 
 
 def _distributed_optimizer_load() -> None:
@@ -207,6 +232,7 @@ PATCHES: tuple[Callable[[], None], ...] = (
     _type_name,
     _synchronize,
     _stream,
+    _experts,
     _distributed_optimizer_load,
     _pipeline_tags,
 )

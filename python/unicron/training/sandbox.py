@@ -9,8 +9,9 @@ made anew. What survives is what a process does once: imports inside functions, 
 the allocator's memory, the data's pages, first uses of the pipeline's code.
 
 Answers: a collective's output is its input, and what would be received is zeros (torch.empty gives those meanwhile), so
-numbers stay finite. Rejected: outputs recorded in a real iteration. They are needed where a path depends on values
-(dynamic routing); nothing that this version trains does. Rejected: to go on with the model of the first run. Then every
+numbers stay finite. Rejected: outputs recorded in a real iteration. They are needed where a path depends on values: so
+does routing to experts that are spread, whose exchange of tokens may fail here; then the part is counted as missed.
+Rejected: to go on with the model of the first run. Then every
 value in it would have to be shown to be replaced.
 """
 
@@ -55,8 +56,8 @@ class Sandbox:
         gradients = made or Gradients(self.model, self.memory)
         stepper = step.Stepper(self.optimizer, self.scheduler, self.layout, gradients)
         addressed = data.addressed(dataset, self.layout.micro_batch, self.layout.num_micro_batches)
-        replicas = tuple(range(self.layout.dp))
-        mine = assigned(self.layout.replica_of(self.rank), replicas, self.layout.num_micro_batches)
+        replicas = tuple(range(self.layout.num_replicas))
+        mine = assigned(self.layout.replica_of(self.rank), replicas, self.layout.num_sets)
 
         def begin(_micro_batch: int) -> None:
             self.num_micro_batches += 1
@@ -67,7 +68,9 @@ class Sandbox:
             stepper.zero_grad()
             computation = compute.Computation(self.model, self.layout, self.memory.scalars)
             computation.randomness = Randomness(self.rank, self.layout)
-            self._part("compute", lambda: computation.run(0, mine, forward_step, addressed, begin))
+            lane = self.layout.lane_of(self.rank)
+            numbers = [number * self.layout.ep + lane for number in mine]
+            self._part("compute", lambda: computation.run(0, numbers, forward_step, addressed, begin))
             self._part("tie", lambda: self._tie(gradients, computation))
             self._part("step", lambda: self._step(gradients, stepper))
         os.close(self.memory.fd)  # its mapping goes with the model

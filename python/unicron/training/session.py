@@ -68,6 +68,7 @@ class Metrics(msgspec.Struct, frozen=True):
     grad_norm: float
     tokens: int
     skipped: bool  # a non-finite gradient: parameters unchanged
+    repeats: int = 0  # exact mode: so often it was computed before, at scales that were too large for a gradient
 
 
 class NotManaged(RuntimeError):
@@ -87,7 +88,7 @@ class _Process:
 
 @contextlib.contextmanager
 def join(
-    *, tp: int = 1, pp: int = 1, micro_batch: int = 1, num_micro_batches: int = 0, sharded: bool = False
+    *, tp: int = 1, pp: int = 1, ep: int = 1, micro_batch: int = 1, num_micro_batches: int = 0, sharded: bool = False
 ) -> Iterator[Any]:
     """A role in a task, or an understudy's or joiner's wait for one.
 
@@ -99,7 +100,7 @@ def join(
     if "UNICRON_AGENT" not in os.environ:
         from unicron.training.unmanaged import UnmanagedSession
 
-        with UnmanagedSession(tp, pp, micro_batch, num_micro_batches, sharded=sharded) as unmanaged:
+        with UnmanagedSession(tp, pp, micro_batch, num_micro_batches, ep=ep, sharded=sharded) as unmanaged:
             yield unmanaged
         return
     if _Process.link is None:
@@ -410,7 +411,7 @@ class Session:
         engine.maybe_fault(FaultPoint.LOG)
         return Metrics(
             iteration, commit.loss_sum / tokens, engine.stepper.grad_norm, int(commit.tokens),
-            bool(commit.found_inf),
+            bool(commit.found_inf), commit.repeat,
         )  # fmt: skip
 
     def on_reduced(self, callback: Callable[..., None]) -> None:

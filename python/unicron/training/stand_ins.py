@@ -93,6 +93,7 @@ def make_stand_ins(rank: Rank, layout: Layout) -> None:
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
         create_gloo_process_groups=False,
     )
 

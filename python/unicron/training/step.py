@@ -47,6 +47,7 @@ class Stepper:
         half_way: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         """mark, marked: see UndoableStep.run. half_way: a fault, called when a part of the parameters is written."""
+        self.gradients.repeat = commit.repeat
         self.gradients.finish()
         divisor = max(commit.tokens, 1.0) * self.loss_scale.value
         self.grad_norm = math.sqrt(max(commit.sumsq, 0.0)) / divisor

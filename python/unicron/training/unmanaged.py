@@ -27,7 +27,9 @@ class UnmanagedSession:
     managed = False
     rehearses = False
 
-    def __init__(self, tp: int, pp: int, micro_batch: int, num_micro_batches: int, *, sharded: bool = False) -> None:
+    def __init__(
+        self, tp: int, pp: int, micro_batch: int, num_micro_batches: int, *, ep: int = 1, sharded: bool = False
+    ) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         if world_size % (tp * pp):
@@ -36,8 +38,10 @@ class UnmanagedSession:
         num_micro_batches = num_micro_batches or dp
         if num_micro_batches % dp:
             raise ValueError(f"{num_micro_batches} micro-batches do not divide over {dp} replicas")
+        if dp % ep:
+            raise ValueError(f"dp {dp} does not divide by ep {ep}: experts are spread over so many of its indices")
         self.layout = Layout(
-            tp=tp, pp=pp, dp=dp, micro_batch=micro_batch, num_micro_batches=num_micro_batches, sharded=sharded
+            tp=tp, pp=pp, dp=dp, ep=ep, micro_batch=micro_batch, num_micro_batches=num_micro_batches, sharded=sharded
         )
         self._callbacks: list[Callable[..., None]] = []
 
@@ -58,6 +62,7 @@ class UnmanagedSession:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=self.layout.tp,
             pipeline_model_parallel_size=self.layout.pp,
+            expert_model_parallel_size=self.layout.ep,
             create_gloo_process_groups=False,
         )
         return self
@@ -91,7 +96,7 @@ class UnmanagedSession:
         self._optimizer.zero_grad()
         self._sums.zero_()
         share = layout.num_micro_batches // layout.dp
-        first = layout.replica_of(self.rank) * share
+        first = layout.coords(self.rank)[1] * share  # lanes, too, take runs: nobody heals what they share
         self._computation.run(iteration, range(first, first + share), forward_step, batches, lambda micro_batch: None)
         stepped, grad_norm, _ = self._optimizer.step()
         if stepped:  # else the loss scale was too large, and the next iteration has a smaller one

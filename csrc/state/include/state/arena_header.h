@@ -54,6 +54,9 @@ struct ArenaFields {
   std::atomic<uint64_t> extra_checksum;
   std::atomic<uint64_t> done[kDoneBytesMax / sizeof(uint64_t)];
   char extra[kExtraBytesMax];
+  // Exact mode: how often this iteration was computed before, at scales that were too large; and of the commit's.
+  std::atomic<int64_t> repeat;
+  std::atomic<int64_t> commit_repeat;
 };
 
 static_assert(sizeof(ArenaFields) <= kArenaHeaderBytes);
