@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 
@@ -27,6 +28,8 @@ def test_a_task_goes_through_layouts_and_survives_a_kill_in_a_move(tmp_path: Pat
     assert moves[0]["digest"]
     assert sorted(run.losses) == list(range(len(run.losses))), "no iteration is missing or was done twice elsewhere"
     assert not run.disagreements
+    lines = [json.loads(line) for path in tmp_path.rglob("rank_*.jsonl") for line in path.read_text().splitlines()]
+    assert len({line["tokens"] for line in lines if line["event"] == "iteration"}) == 1, "as often as there are ranks"
     assert run.losses[len(run.losses) - 1] < run.losses[0]
     assert [i["fault"] for i in incidents if i["severity"] == "SEV2"][:1] == ["worker lost"], said
     assert view["layout_change_refused"].startswith("called off")

@@ -35,7 +35,7 @@ def main() -> None:
         for iteration in session.iterations(ITERATIONS):
             start_ns = time.monotonic_ns()
             metrics = session.train_step(iteration, step, dataset)
-            recorder.committed(iteration, metrics.loss, start_ns)
+            recorder.committed(iteration, metrics, start_ns)
             session.save_if_due(iteration)
             time.sleep(REST_S)
 

@@ -27,6 +27,7 @@ import torch
 
 from unicron.training.chunks import Chunks
 from unicron.training.memory import inner_optimizers
+from unicron.training.session import Metrics
 
 LINE_BYTES_MAX = 4096
 
@@ -71,11 +72,13 @@ class Recorder:
         line = {"iteration": iteration, "micro_batch": micro_batch, "pid": os.getpid()}
         self._append(self._forwards, line)
 
-    def committed(self, iteration: int, loss: float, start_ns: int) -> None:
+    def committed(self, iteration: int, metrics: Metrics, start_ns: int) -> None:
         line = {
             "event": "iteration",
             "iteration": iteration,
-            "loss": loss,
+            "loss": metrics.loss,
+            "grad_norm": metrics.grad_norm,
+            "tokens": metrics.tokens,
             "start_ns": start_ns,
             "commit_ns": time.monotonic_ns(),
             "pid": os.getpid(),

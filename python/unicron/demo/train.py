@@ -70,7 +70,7 @@ def main() -> None:
             start_ns = time.monotonic_ns()
             recorder.iteration_begins(iteration)
             metrics = session.train_step(iteration, step, dataset)
-            recorder.committed(iteration, metrics.loss, start_ns)
+            recorder.committed(iteration, metrics, start_ns)
             recorder.digests(iteration, model, optimizer)
             session.save_if_due(iteration)
             if options.evaluate_every and (iteration + 1) % options.evaluate_every == 0:

@@ -315,6 +315,9 @@ class Engine:
         for callback in self.on_reduced:
             callback(self.machine.record.iteration, self.gradients.buffers)
         speaks = self.layout.replica_of(self.rank) == plan.replicas[0]  # for its position
+        counts = (
+            speaks and self.layout.coords(self.rank)[0] == 0
+        )  # every tensor-parallel rank has the same tokens and loss
         squares = self.gradients.sum_of_squares()
         found = self.gradients.found(squares)
         by_position = [0.0] * self.layout.replica_size
@@ -322,8 +325,8 @@ class Engine:
             by_position[position_of(self.layout, self.rank)] = squares
         scalars = self.memory.scalars
         vector = torch.tensor(  # on the GPU, where the group is NCCL's
-            [1.0, float(plan.epoch), float(scalars[0]) if speaks else 0.0,
-             found, float(scalars[1]) if speaks else 0.0,
+            [1.0, float(plan.epoch), float(scalars[0]) if counts else 0.0,
+             found, float(scalars[1]) if counts else 0.0,
              hold_vote(told=self._is_told_to_hold(), may_hold=self.machine.may_hold),
              *by_position],
             dtype=torch.float64, device=self.memory.device,
