@@ -55,6 +55,7 @@ class FaultPoint(enum.IntEnum):
     REBUILD_CROSS = 27  # the same of groups between replicas
     COMPUTE_AGAIN = 28  # as COMPUTE, of a micro-batch that a recovery has computed (once more)
     REDUCE_AGAIN = 29  # as REDUCE, in a recovery
+    EAGER = 30  # a segment is reduced under the backward: a passage
 
 
 #: What is armed as the micro-batch at a point that is a passage through an operation with others. Before and inside a
