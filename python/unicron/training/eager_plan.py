@@ -132,8 +132,9 @@ class Readiness:
         numbers = self._segments_of.get(param, ())
         if any(self._place[number] < self._next for number in numbers):
             raise LateGradient(
-                f"a gradient of {param} came after a segment of it ({min(numbers)}) had begun to be reduced: its backward is not "
-                "the same in every iteration; leave overlap_grad_reduce out of DistributedDataParallelConfig"
+                f"a gradient of {param} came after a segment of it ({min(numbers)}) had begun to be reduced: its "
+                "backward is not the same in every iteration; leave overlap_grad_reduce out of "
+                "DistributedDataParallelConfig"
             )
         if self._seen[param] != self._expected[param]:
             return []
