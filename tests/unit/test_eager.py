@@ -188,9 +188,10 @@ def test_what_is_never_eager_says_why() -> None:
     assert "CUDA graph" in why_never(model, Layout(dp=2))
 
 
-def test_a_setting_that_is_no_number_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MIB_SETTING, "many")
-    with pytest.raises(ValueError, match="UNICRON_EAGER_MIB is 'many': say a whole number of MiB"):
+@pytest.mark.parametrize("text", ["many", "inf", "nan"])
+def test_a_setting_that_is_no_number_is_refused_by_name(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MIB_SETTING, text)
+    with pytest.raises(ValueError, match=f"UNICRON_EAGER_MIB is '{text}': say a number of MiB"):
         plan_of(SimpleNamespace(), Layout(dp=2))  # type: ignore[arg-type]
 
 

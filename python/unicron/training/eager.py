@@ -93,12 +93,12 @@ def plan_of(model: Chunks, layout: Layout) -> EagerPlan | None:
     and the segments are the same. ValueError when UNICRON_EAGER_MIB is no number."""
     text = os.environ.get(MIB_SETTING, str(MIB_DEFAULT))
     try:
-        mib = int(text)
-    except ValueError:
-        raise ValueError(f"{MIB_SETTING} is {text!r}: say a whole number of MiB, 0 for none") from None
+        bytes_max = int(float(text) * (1 << 20))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{MIB_SETTING} is {text!r}: say a number of MiB, 0 for none") from None
     if layout.dp == 1 or why_never(model, layout):
         return None
-    return plan_eager(model, segment_bytes(model), mib << 20, tied_names(model, layout))
+    return plan_eager(model, segment_bytes(model), bytes_max, tied_names(model, layout))
 
 
 class EagerReduction:
