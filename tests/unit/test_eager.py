@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from test_reduce import CHUNK_BYTES, NUM_SEGMENTS, NUMBERS, Ledger, whole
 
 from spawned import in_own_process
-from test_reduce import CHUNK_BYTES, NUM_SEGMENTS, NUMBERS, Ledger, whole
 from unicron.training import eager as module
 from unicron.training import gradients as reduction
 from unicron.training.eager import MIB_SETTING, EagerReduction, plan_of, why_never
