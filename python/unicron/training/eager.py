@@ -13,6 +13,7 @@ waits for that stream, and the reduction's stream waits for the collective: torc
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -175,7 +176,7 @@ class EagerReduction:
             if self._failure is not None:
                 return
             try:
-                self._works[number] = self._passage(lambda number=number: self._all_reduce(number))  # type: ignore[misc]
+                self._works[number] = self._passage(functools.partial(self._all_reduce, number))
             except Exception as error:
                 if not self._is_broken(error):
                     raise
