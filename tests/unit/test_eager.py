@@ -92,6 +92,24 @@ def test_results_are_taken_in_the_order_of_the_segments(slots: int, monkeypatch:
 
 
 @pytest.mark.parametrize("slots", [1, GPU_SLOTS])
+def test_nobody_takes_a_result_before_all_have_left_their_backward(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who dies in its backward, or raises there, has its segments under way; it never enters that of the scalars."""
+    setting = Setting(monkeypatch, slots)
+    setting.compute()
+    begin = setting.all_reduce
+
+    def not_entered_by_all(tensor: torch.Tensor, group: Any, async_op: bool) -> Any:
+        if tensor.dtype is torch.float64:
+            raise LostOperation("a peer died")
+        return begin(tensor, group, async_op)
+
+    monkeypatch.setattr(reduction.dist, "all_reduce", not_entered_by_all)
+    with pytest.raises(LostOperation):
+        setting.reduce()
+    assert setting.ledger.segments_reduced == 0 and setting.sums() == whole(0)
+
+
+@pytest.mark.parametrize("slots", [1, GPU_SLOTS])
 def test_what_broke_is_told_in_the_reduction_and_done_again_the_ordinary_way(
     slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,9 @@ Final: the hook of each of its parameters was called as often as in the last bac
 (a tied weight under activation checkpointing). A gradient that comes after its segment began would be missing in
 everybody's sum: that raises, here, before the iteration can be committed.
 
+The scalars, segment 0, are never eager, and results are taken in the order of the segments: so nobody takes any before
+all of its position have left their backward, and "reduced here and not there" is a thing of the reduction, as ever.
+
 Results lie apart from the local sums until the reduction, each in a place of its own: memory bounds how many segments
 are eager, and an heir finds an open copy's source again. Rejected: to take a result when it comes. Then sums are
 partly reduced while the replica still computes, and a death in the backward would need the lost replica's share of

@@ -56,9 +56,11 @@ def says(model: Chunks, layout: Layout, was_on: Sequence[str], plan: EagerPlan |
         why = "there is one replica" if layout.dp == 1 else eager.why_never(model, layout)
         lines.append(f"{REDUCE} off: unicron reduces after the backward, because {why}")
     elif plan is not None:
-        bytes_of = [b.grad_data.numel() * b.grad_data.element_size() for b in model.buffers]
+        sums = [buffer.grad_data for buffer in model.buffers + model.expert_parallel_buffers]
+        eagerly = plan.nbytes / (1 << 20)
+        whole = sum(data.numel() * data.element_size() for data in sums) / (1 << 20)
         lines.append(
-            f"{REDUCE} by unicron: {plan.nbytes >> 20} of {sum(bytes_of) >> 20} MiB of gradients "
-            f"({len(plan.order)} segments) under the backward; {eager.MIB_SETTING} sets how much"
+            f"{REDUCE}: unicron reduces {eagerly:.1f} of {whole:.1f} MiB of gradients ({len(plan.order)} segments) "
+            f"under the backward; {eager.MIB_SETTING} says how much it may be"
         )
     return lines
