@@ -70,6 +70,7 @@ class Set:
     name: str
     folder: Path
     layout: Layout
+    overlap: bool = False  # the script asks for communication under the computation
     parts: dict[str, list[int]] = field(default_factory=dict)
     done: int = 0
     samples: list[float] = field(default_factory=list)  # CPU ms per iteration, one per block
@@ -85,8 +86,8 @@ class Set:
 
     def command(self) -> list[str]:
         layout = self.layout
-        sizes = (layout.tp, layout.pp, layout.num_micro_batches, layout.micro_batch, int(layout.sharded))
-        return [sys.executable, WORKER, str(self.gate), str(self.folder), *map(str, sizes)]
+        sizes = (layout.tp, layout.pp, layout.num_micro_batches, layout.micro_batch, layout.sharded, self.overlap)
+        return [sys.executable, WORKER, str(self.gate), str(self.folder), *map(str, map(int, sizes))]
 
     def wait(self, iteration: int, timeout_s: float) -> None:
         """Until every rank stands at the gate before `iteration`."""
@@ -206,8 +207,10 @@ class Places:
 
 
 @contextlib.contextmanager
-def unmanaged(name: str, root: Path, layout: Layout, *, is_awaited: bool = True) -> Iterator[Set]:
-    made = Set(name, root / name, layout)
+def unmanaged(
+    name: str, root: Path, layout: Layout, *, is_awaited: bool = True, overlap: bool = False
+) -> Iterator[Set]:
+    made = Set(name, root / name, layout, overlap)
     made.folder.mkdir()
     processes = []
     port = runner.free_port()

@@ -7,7 +7,7 @@ between blocks only, so they cost the measured iterations nothing.
 
 At the end the gate says STOP, and a managed rank writes what unicron's own work in an iteration costs, part by part.
 
-    overhead_worker.py GATE PROGRESS_FOLDER TP PP NUM_MICRO_BATCHES MICRO_BATCH SHARDED
+    overhead_worker.py GATE PROGRESS_FOLDER TP PP NUM_MICRO_BATCHES MICRO_BATCH SHARDED OVERLAP
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import unicron
+from unicron.demo.variant import Variant
 from unicron.training.data import ByteCorpus, ByteDataset
 from unicron.types import Stage
 
@@ -82,8 +83,8 @@ def managed_parts(session: Any) -> dict[str, float]:
     vector = torch.zeros(6, dtype=torch.float64)
 
     def staging() -> None:
-        for segment in gradients.segments:
-            staged = gradients._staged(segment)
+        for number, segment in enumerate(gradients.segments):
+            staged = gradients.staged(number)
             staged.copy_(segment)
             segment.copy_(staged)
 
@@ -101,14 +102,14 @@ def managed_parts(session: Any) -> dict[str, float]:
 
 def main() -> None:
     gate, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    tp, pp, num_micro_batches, micro_batch, sharded = map(int, sys.argv[3:8])
+    tp, pp, num_micro_batches, micro_batch, sharded, overlap = map(int, sys.argv[3:9])
     with unicron.join(
         tp=tp, pp=pp, micro_batch=micro_batch, num_micro_batches=num_micro_batches, sharded=bool(sharded)
     ) as session:
         from unicron.demo import model as demo
 
         layout = session.layout
-        model, optimizer, scheduler = demo.build(layout)
+        model, optimizer, scheduler = demo.build(layout, Variant(overlap=bool(overlap)))
         session.manage(model, optimizer, scheduler)
         corpus = ByteCorpus.from_stdlib(2_000_000)
         dataset = ByteDataset(corpus, demo.SEQ_LENGTH, layout.micro_batch, layout.num_micro_batches, 1234)

@@ -8,6 +8,9 @@ comparison, so what a GPU's clock does over minutes is in both; A'/A says what c
 Memory is the whole GPU's: what is free again when a set, or its understudies alone, are ended. Nothing of a process's
 own view is missed (context, kernels, communicators), and a container's pids need not be the driver's.
 
+With --overlap the script asks for overlapped communication: Megatron's own in A and A', unicron's in the others
+(UNICRON_EAGER_MIB says how much of the gradient is reduced under the backward).
+
     UNICRON_DEMO_SIZE=1b python bench/gpu/bench_steady.py --seconds 80
 """
 
@@ -100,9 +103,9 @@ def memory_of(sets: dict[str, Set], clusters: dict[str, Any], waiting: dict[str,
 
 
 @contextlib.contextmanager
-def managed(name: str, root: Path, layout: Layout) -> Iterator[tuple[Set, Any, str]]:
+def managed(name: str, root: Path, layout: Layout, overlap: bool) -> Iterator[tuple[Set, Any, str]]:
     """(set, cluster, task), which are not awaited yet."""
-    made = Set(name, root / name, layout)
+    made = Set(name, root / name, layout, overlap)
     made.folder.mkdir()
     with LocalCluster(
         num_agents=layout.dp, slots=layout.replica_size, understudies=1, imports=runner.IMPORTS,
@@ -154,7 +157,7 @@ def report(sets: dict[str, Set], memory: dict[str, float], arguments: argparse.N
         "steady state on GPUs", "ms per iteration", baseline="A",
         configuration={
             "size": os.environ["UNICRON_DEMO_SIZE"], "dp": arguments.dp, "micro-batch": arguments.micro_batch,
-            "sharded": arguments.sharded,
+            "sharded": arguments.sharded, "overlap": arguments.overlap,
             "block": arguments.block, "rounds": len(a),
         },
     )  # fmt: skip
@@ -204,6 +207,9 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=8, help="iterations in a block")
     parser.add_argument("--seconds", type=float, default=75.0, help="of rounds")
     parser.add_argument("--sharded", action="store_true", help="the distributed optimizer")
+    parser.add_argument(
+        "--overlap", action="store_true", help="A, A' with Megatron's own overlapped communication, B with unicron's"
+    )
     parser.add_argument("--buddy-every", type=int, default=-1, help="also with copies of shards; 0: at every step")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -211,10 +217,13 @@ def main() -> None:
     plain, with_copies = layouts(arguments)
     wanted = {"B": plain} | ({"C": with_copies} if arguments.buddy_every >= 0 else {})
     with common.scratch() as root, told(root), contextlib.ExitStack() as stack:
-        sets = {name: stack.enter_context(unmanaged(name, root, plain, is_awaited=False)) for name in ("A", "A'")}
+        sets = {
+            name: stack.enter_context(unmanaged(name, root, plain, is_awaited=False, overlap=arguments.overlap))
+            for name in ("A", "A'")
+        }
         clusters = {}
         for name, layout in wanted.items():
-            sets[name], *clusters[name] = stack.enter_context(managed(name, root, layout))
+            sets[name], *clusters[name] = stack.enter_context(managed(name, root, layout, arguments.overlap))
         for each in sets.values():
             each.ready()
         waiting = {name: understudies(cluster, task, plain.dp) for name, (cluster, task) in clusters.items()}

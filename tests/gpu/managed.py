@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import last_lines
 from unicron.coordinator.job import Job
+from unicron.faults.kinds import AFTER, BEFORE, INSIDE
 from unicron.runtime.local_cluster import ClusterProblem, LiveWorker, LocalCluster
 from unicron.types import Layout
 
@@ -37,6 +38,10 @@ IMPORTS = "torch,megatron.core,unicron.training,unicron.demo.model,unicron.demo.
 CASES = {  # name: fault, point, micro-batch (-1: any; in the reduction the segment)
     "kill-compute": ("kill", "compute", -1),
     "kill-forward": ("kill", "forward", -1),
+    "kill-eager-before": ("kill", "eager", BEFORE),  # those of eager with --overlap
+    "kill-eager-inside": ("kill", "eager", INSIDE),
+    "kill-eager-after": ("kill", "eager", AFTER),
+    "illegal-access-eager": ("memory", "eager", INSIDE),
     "kill-reduce": ("kill", "reduce", -1),
     "kill-commit": ("kill", "commit", -1),
     "kill-step": ("kill", "step", -1),
@@ -92,7 +97,7 @@ class Runs:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         command = (sys.executable, "-m", "unicron.demo.train", "--iterations", str(self._options.iterations),
-                   "--results", str(folder))  # fmt: skip
+                   "--results", str(folder), *script_of(self._options))  # fmt: skip
         job = Job(
             name=name, command=command, layout=self._layout, cwd=os.getcwd(), understudies=1, stopped_grace_ms=0,
             log_dir=str(self._logs), checkpoint_dir="",
@@ -144,6 +149,11 @@ class Runs:
                 time.sleep(0.05)
 
 
+def script_of(options: argparse.Namespace) -> list[str]:
+    """What else the script is told."""
+    return ["--overlap"] if options.overlap else []
+
+
 def committed(folder: Path) -> int:
     lines = [line for path in folder.glob("rank_*.jsonl") for line in read_lines(path)]
     return max((line["iteration"] + 1 for line in lines if line.get("event") == "iteration"), default=0)
@@ -189,6 +199,7 @@ def unmanaged(options: argparse.Namespace, layout: Layout, environment: dict[str
     command += ["--pp", str(layout.pp), "--micro-batch", str(layout.micro_batch)]
     command += ["--num-micro-batches", str(layout.num_micro_batches)]
     command += ["--sharded"] if layout.sharded else []
+    command += script_of(options)
     settings = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1", **environment}
     process = subprocess.Popen(command, env=settings)
     try:
@@ -245,6 +256,7 @@ class Cases:
                         "layout": self._options.layout,
                         "size": self._options.size,
                         "optimizer": kind_of(self._layout),
+                        "overlap": self._options.overlap,
                     }
                     log.write(json.dumps({**setting, **result}, default=str) + "\n")
                     log.flush()
@@ -312,6 +324,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--buddy", action="store_true", help="copies of the shards on the other node, at every step")
     parser.add_argument("--buddy-every", type=int, default=0, help="made beside the training, every so many steps")
     parser.add_argument("--exact", action="store_true", help="gradients are summed as integers")
+    parser.add_argument("--overlap", action="store_true", help="the script asks for overlapped communication")
     parser.add_argument("--cases", default="kill-compute", help=", ".join(CASES))
     parser.add_argument("--iterations", type=int, default=24)
     parser.add_argument("--at", type=int, default=12, help="iteration of the fault")
@@ -332,7 +345,7 @@ def main() -> int:
         tp=tp, pp=pp, dp=dp, micro_batch=2, num_micro_batches=4 * dp, sharded=options.sharded, exact=options.exact,
         buddy=options.buddy or options.buddy_every > 0, buddy_every=options.buddy_every,
     )  # fmt: skip
-    kind = kind_of(layout)
+    kind = kind_of(layout) + "-overlap" * options.overlap
     options.folder = options.folder / f"{options.size}-{options.layout.replace(',', '-')}-{kind}"
     options.folder.mkdir(parents=True, exist_ok=True)
     environment = {"UNICRON_DEMO_SIZE": options.size, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

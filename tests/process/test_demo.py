@@ -51,8 +51,8 @@ def test_scenarios_end_as_they_must(layout: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(420)
 def test_a_distributed_optimizer_loses_nothing_but_to_a_lost_node(tmp_path: Path) -> None:
     """Its shards have no copy: an open step is undone and finished, shards are gathered again, a node costs the
-    iterations since the checkpoint. Dropout's masks are those of the micro-batches, and what the script asks Megatron
-    to overlap is left out."""
+    iterations since the checkpoint. Dropout's masks are those of the micro-batches, and gradients are reduced under the
+    backward, as the script asks."""
     judge("2,1,2", "distributed", ("kill-step", "kill-gather", "node-lost"), tmp_path, overlap=True, dropout=0.1)
 
 

@@ -33,6 +33,16 @@ def test_killed_workers_are_replaced_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
+def test_who_dies_under_the_backward_is_replaced_bit_for_bit(tmp_path: Path) -> None:
+    """Three slots, and a place for each segment that is reduced there."""
+    command = [sys.executable, str(SCRIPT), "--pretend", "--overlap", "--layout", "1,1,2", "--cases",
+               "kill-eager-inside", "--iterations", "12", "--at", "6", "--folder", str(tmp_path)]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=220)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "MiB of gradients (" in "".join(path.read_text() for path in tmp_path.rglob("stderr.log"))
+
+
+@pytest.mark.timeout(240)
 def test_a_role_moves_to_another_gpu_and_back_bit_for_bit(tmp_path: Path) -> None:
     command = [sys.executable, str(MOVES), "--pretend", "--layout", "1,1,2", "--cases", "all", "--moves", "2",
                "--iterations", "120", "--timeout", "100", "--folder", str(tmp_path)]  # fmt: skip

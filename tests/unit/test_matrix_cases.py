@@ -109,3 +109,20 @@ def test_a_history_that_loses_a_node_goes_on_until_it_is_back() -> None:
     for seed in range(20):
         history = histories.history(layout, seed)
         assert bool(history.extra_s) == bool(history.acts), seed
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 4), (1, 2, 2)])
+def test_overlapped_histories_fail_under_the_backward_and_lose_no_node(sizes: tuple[int, int, int]) -> None:
+    layout = layout_of(*sizes, sharded=sizes[1] > 1)
+    every = [histories.history(layout, seed) for seed in range(40)]
+    faults = [fault for each in every for fault in each.faults]
+    assert not any(each.acts or fault.fault == "node" for each in every for fault in each.faults)
+    assert {fault.micro_batch for fault in faults if fault.point == "eager"} == {0, 1, 2}
+    assert all(fault_point(fault.point) and fault_kind(fault.fault) for fault in faults)
+    assert all(len({fault.rank for fault in each.faults}) == len(each.faults) for each in every)
+
+
+def test_only_rows_whose_script_asks_for_overlap_reduce_under_the_backward() -> None:
+    eager = {"eager-before", "eager-inside", "eager-seen-by-others", "exception-eager-inside"}
+    assert eager <= names_of("1,2,2-distributed-overlap") & names_of("1,1,4-overlap")
+    assert not eager & names_of("1,1,4") and {"eager-inside"} <= names_of("1,1,4-overlap", matrix.SHRUNK)

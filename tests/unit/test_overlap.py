@@ -13,6 +13,41 @@ def test_no_collective_starts_by_itself_once_it_is_managed() -> None:
     in_own_process(train_once)
 
 
+def test_manage_says_what_takes_its_place() -> None:
+    in_own_process(say)
+
+
+def say() -> None:
+    import os
+
+    from unicron.demo import model as demo
+    from unicron.demo.variant import Variant
+    from unicron.training import eager
+    from unicron.training.chunks import Chunks
+    from unicron.training.overlap import plan_own, says, take_over
+    from unicron.training.stand_ins import make_stand_ins
+    from unicron.types import Layout
+
+    layout = Layout(dp=2, micro_batch=2, num_micro_batches=4, sharded=True)
+    make_stand_ins(0, layout)
+    built, optimizer, _ = demo.build(layout, Variant(overlap=True))
+    model = Chunks(built)
+    was_on = take_over(model, optimizer)
+    gather, reduce = says(model, layout, was_on, eager.plan_of(model, layout))
+    assert gather == "overlap_param_gather off: unicron gathers the parameters after the step"
+    assert reduce.startswith("overlap_grad_reduce: unicron reduces 0.8 of 0.8 MiB of gradients (6 segments) under"), (
+        reduce
+    )
+    os.environ[eager.MIB_SETTING] = "0.5"
+    plan = eager.plan_of(model, layout)
+    assert plan is not None and plan.order == (1, 2, 3) and plan.nbytes <= 1 << 19
+    for other, why in ((Layout(dp=1), "one replica"), (Layout(dp=2, exact=True), "exact sums")):
+        assert eager.plan_of(model, other) is None
+        (line,) = says(model, other, ["overlap_grad_reduce"], None)
+        assert line.startswith("overlap_grad_reduce off: unicron reduces after the backward") and why in line
+    assert plan_own(model, optimizer, layout) is None and says(model, layout, (), None) == [], "nobody asked for it"
+
+
 def train_once() -> None:
     from unicron.training.overlap import take_over
     from unicron.training.stand_ins import make_stand_ins

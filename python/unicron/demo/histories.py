@@ -4,6 +4,9 @@ Every history must end in one and the same digest, the undisturbed run's: sums i
 them nor on how many there were (training/exact.py). Results are kept, one JSON line a history; what passed is not run
 again.
 
+With --overlap sums are in floating point and partly reduced under the backward. Roles are replaced then, and no node is
+lost for good: who computes what stays the same, and so do the bits.
+
     python -m unicron.demo.histories --into results/histories.jsonl --layout 1,1,4 --count 20
 """
 
@@ -26,6 +29,7 @@ from unicron import _core
 from unicron.demo import compare, results, runner
 from unicron.demo.progress import Progress
 from unicron.demo.scenarios import EXTRA_S, Act, Expect, Fault, Scenario
+from unicron.demo.variant import Variant
 from unicron.demo.watch import TIMEOUT_S, WatchProblem
 from unicron.runtime.local_cluster import ClusterProblem
 from unicron.types import Layout
@@ -37,6 +41,7 @@ NARROW_AT, WHILE_NARROW, WIDE_AT, AT_LAST = 12, (45, 60), 60, (85, 100)  # itera
 KINDS = ("kill", "kill", "segv", "exception", "exit", "reset")
 POINTS = ("idle", "compute", "forward", "backward", "tie", "reduce", "copy", "commit", "step", "heal", "heal")
 SHARDED_POINTS = ("gather", *POINTS)  # those of a recovery last
+EAGER_POINTS = ("eager", "eager", "eager", "reduced", *POINTS)
 BACK_AFTER = 3  # iterations, or more, until a lost node comes back
 RETURN_S = 2.0  # ... where training waits for it
 
@@ -46,6 +51,8 @@ def history(layout: Layout, seed: int, *, may_move: bool = True) -> Scenario:
     its step: it would be the last copy and has nothing to undo it with (a checkpoint would be needed). may_move: the
     layout can change while it runs (not on GPUs)."""
     stream = random.Random(f"{seed} {layout}")
+    if not layout.exact:
+        return _overlapped_history(layout, seed, stream)
     if layout.sharded:
         return _sharded_history(layout, seed, stream, may_move)
     nodes_lost = stream.choice((0, 0, 1, 1, 2, layout.num_replicas - 1))
@@ -92,6 +99,17 @@ def _sharded_history(layout: Layout, seed: int, stream: random.Random, may_move:
     return replace(_scenario(layout, seed, faults, acts), layouts=layouts)
 
 
+def _overlapped_history(layout: Layout, seed: int, stream: random.Random) -> Scenario:
+    """Workers fail, before, inside and after a segment that is reduced under the backward among other places."""
+    points = EAGER_POINTS + ("gather",) * layout.sharded
+    faults = []
+    for rank in stream.sample(range(layout.world_size), stream.randrange(1, min(4, layout.world_size))):
+        fault = _fault(stream, rank, points, FIRST, LAST)
+        faults.append(replace(fault, micro_batch=stream.randrange(3)) if fault.point == "eager" else fault)
+    faults.sort(key=lambda fault: fault.iteration)
+    return replace(_scenario(layout, seed, faults, []), iterations=ITERATIONS)
+
+
 def _fault(stream: random.Random, rank: int, points: Sequence[str], first: int, last: int) -> Fault:
     point = stream.choice(points)
     iteration = -1 if point == "heal" else stream.randrange(first, last)
@@ -99,7 +117,7 @@ def _fault(stream: random.Random, rank: int, points: Sequence[str], first: int, 
 
 
 def iterations_of(layout: Layout) -> int:
-    return SHARDED_ITERATIONS if layout.sharded else ITERATIONS
+    return SHARDED_ITERATIONS if layout.sharded and layout.exact else ITERATIONS
 
 
 def _scenario(layout: Layout, seed: int, faults: list[Fault], acts: list[Act]) -> Scenario:
@@ -169,14 +187,19 @@ def main() -> int:
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster is taken down with it
     sizes = map(int, options.layout.split(","))
-    layout = runner.layout_of(*sizes, sharded=options.distributed or options.buddy, buddy=options.buddy, exact=True)
+    layout = runner.layout_of(
+        *sizes, sharded=options.distributed or options.buddy, buddy=options.buddy, exact=not options.overlap
+    )
     optimizer = "distributed" if layout.sharded else "plain"
-    optimizer += "-buddy" * options.buddy
+    optimizer += "-buddy" * options.buddy + "-overlap" * options.overlap
     may_move = _core.num_cuda_devices() == 0
     seeds = range(options.seed, options.seed + options.count)
     options.into.parent.mkdir(parents=True, exist_ok=True)
     folder, wrong, began = options.folder / f"{options.layout}-{optimizer}", 0, time.monotonic()
-    setting = runner.Options(layout, folder=folder, measure_unmanaged=False, timeout_s=options.timeout)
+    setting = runner.Options(
+        layout, folder=folder, measure_unmanaged=False, variant=Variant(overlap=options.overlap),
+        timeout_s=options.timeout,
+    )  # fmt: skip
     ran = 0
     try:
         with runner.Suite(setting, Progress()) as suite:
@@ -212,6 +235,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--buddy", action="store_true", help="... with copies of the shards elsewhere: nodes are lost, too"
     )
+    parser.add_argument("--overlap", action="store_true", help="segments are reduced under the backward, in floats")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="of the first one")
     parser.add_argument("--seconds", type=float, default=0, help="none begins after so long; 0: no bound")

@@ -48,7 +48,7 @@ class Row:
 
     def has(self, case: Case) -> bool:
         """Megatron makes several buckets only where it is asked to hide communication."""
-        return case.fits(self.layout()) and (self.variant.overlap or not case.buckets_only)
+        return case.fits(self.layout()) and (self.variant.overlap or not (case.buckets_only or case.eager_only))
 
     def can_shrink(self) -> bool:
         """A lost node's shards of a distributed optimizer have no copy, and the only replica has none at all."""
@@ -63,6 +63,7 @@ ROWS = (
     Row("2,2,2", 2, 2, 2),
     Row("1,1,4-distributed", 1, 1, 4, sharded=True),
     Row("1,2,2-distributed-overlap", 1, 2, 2, sharded=True, variant=Variant(overlap=True)),
+    Row("1,1,4-overlap", 1, 1, 4, variant=Variant(overlap=True)),
     Row("1,2,2-interleaved", 1, 2, 2, variant=Variant(virtual_pp=2)),
     Row("1,1,4-bf16", 1, 1, 4, variant=Variant(bf16=True)),
     Row("1,1,4-fp16", 1, 1, 4, variant=Variant(fp16=True)),
@@ -108,6 +109,7 @@ class Case:
     tied_only: bool = False  # there are collectives in the tie
     buckets_only: bool = False  # parameters are gathered in several
     buddy_only: bool = False  # shards are copied
+    eager_only: bool = False  # segments are reduced under the backward
 
     def fits(self, layout: Layout) -> bool:
         if layout.num_replicas < max(self.replicas_min, 2 if self.again and not self.again_inside else 1):
@@ -180,6 +182,9 @@ REPLACE = (
     Case("send-inside", "kill", "send", INSIDE, pp_only=True),
     Case("receive-before", "kill", "receive", BEFORE, pp_only=True),
     Case("receive-inside", "kill", "receive", INSIDE, pp_only=True),
+    Case("eager-before", "kill", "eager", BEFORE, eager_only=True),
+    Case("eager-inside", "kill", "eager", INSIDE, eager_only=True),
+    Case("eager-seen-by-others", "kill", "eager", AFTER, eager_only=True),
     Case("tie", "kill", "tie"),
     Case("tie-inside", "kill", "tie", INSIDE, tied_only=True),
     Case("reduce-before", "kill", "reduce", 0, shares=0),
@@ -213,6 +218,7 @@ REPLACE = (
     Case("scribbled-source", "kill", "step", shares=2.0, again="heal", again_fault="scribble", replicas_min=3),
     Case("source-killed", "kill", "step", shares=2.0, again="fetch", replicas_min=3),
     Case("exception-reduce", "exception", "reduce", 1, shares=0),
+    Case("exception-eager-inside", "exception", "eager", INSIDE, eager_only=True),
     Case("exception-step", "exception", "step"),
     Case("exception-log", "exception", "log"),
     Case("stop-commit", "stop", "commit", shares=0),
@@ -235,6 +241,8 @@ SHRINK = (
     Case("tensor-inside", "node", "tensor", INSIDE, tp_only=True),
     Case("expert-inside", "node", "expert", INSIDE, ep_only=True),
     Case("receive-inside", "node", "receive", INSIDE, pp_only=True),
+    Case("eager-inside", "node", "eager", INSIDE, eager_only=True),
+    Case("eager-seen-by-others", "node", "eager", AFTER, eager_only=True),
     Case("tie", "node", "tie"),
     Case("reduce-before", "node", "reduce", 0),
     Case("reduce-during", "node", "reduce", 1),

@@ -56,6 +56,7 @@ class FaultPoint(enum.IntEnum):
     COMPUTE_AGAIN = 28  # as COMPUTE, of a micro-batch that is computed in a recovery, or again at a smaller scale
     REDUCE_AGAIN = 29  # as REDUCE, in a recovery, or of sums at a smaller scale
     EXPERT = 30  # tokens go to the lanes that hold their experts, or come back: a passage
+    EAGER = 31  # a segment is reduced under the backward: a passage
 
 
 #: What is armed as the micro-batch at a point that is a passage through an operation with others. Before and inside a

@@ -14,12 +14,14 @@ class Action(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Compute(Action, frozen=True):
-    """Forward and backward of these micro-batches. extra: on top of whole local sums, kept aside meanwhile."""
+    """Forward and backward of these micro-batches. extra: on top of whole local sums, kept aside meanwhile; eager: all
+    of this rank's position reduce segments under the backward in this iteration."""
 
     iteration: int
     micro_batches: tuple[int, ...]
     dealt: tuple[int, ...]
     extra: bool = False
+    eager: bool = False
 
 
 class Tie(Action, frozen=True):

@@ -39,11 +39,14 @@ from unicron.healing.resolve import (
     ReplicaVerdict,
     WorldVerdict,
     position_of,
+    reduces_eagerly,
     resolve_replica,
     resolve_world,
     rolls_forward,
 )
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage
+
+NEVER = 1 << 62  # above any iteration
 
 
 class Phase(enum.Enum):
@@ -125,6 +128,10 @@ class HealingMachine:
         self._acting = 0  # newest epoch acted on
         self._inside_done = 0  # newest epoch whose inside groups stand
         self.is_extra = False  # the last Compute added to whole sums
+        # The iteration that the newest meeting left everybody in. In later ones of its epoch nobody heals, so all of a
+        # position may begin collectives under the backward. Not in that one: who adopted its sums has no backward.
+        self._eager_after = NEVER
+        self._is_eager_agreed = False
         self._await_inside = False
         self._inside: ReplicaVerdict | None = None
         self._verdict: WorldVerdict | None = None
@@ -214,7 +221,7 @@ class HealingMachine:
             Phase.COMPUTE,
             do.Compute(
                 iteration=iteration, micro_batches=work.micro_batches, dealt=work.dealt, extra=work.extra,
-                reason=work.reason,
+                eager=iteration > self._eager_after and not self.pending, reason=work.reason,
             ),
         )  # fmt: skip
 
@@ -360,6 +367,7 @@ class HealingMachine:
         if newest.member(self.rank) is None:
             return self._to(Phase.LEFT, do.Leave(reason=f"epoch {newest.epoch}: {newest.reason}"))
         self._acting = newest.epoch
+        self._eager_after = NEVER
         self.healing = self.healing or newest.kind is not PlanKind.START
         touched = self._touched()
         self._set(inside_touched=touched)
@@ -415,6 +423,7 @@ class HealingMachine:
     def _world_gathered(self, records: Sequence[Record]) -> do.AnyAction:
         plan = self._acting_plan()
         verdict = self._verdict = resolve_world(plan, sorted(records, key=lambda r: r.rank))
+        self._is_eager_agreed = reduces_eagerly(self.layout, self.rank, records)
         return self._to(Phase.REBUILD_CROSS, do.RebuildCross(plan=plan, reason=verdict.reason))
 
     def _cross_rebuilt(self) -> do.AnyAction:
@@ -521,6 +530,7 @@ class HealingMachine:
         assert self.plan is not None
         self._fresh(iteration)
         self._set(has_state=True, gathered=True, branch=self.plan.epoch)
+        self._begin_eager_after(iteration)
         return self._compute_own(self.plan.replicas, "from the checkpoint")
 
     def _agreed(self) -> do.AnyAction:
@@ -529,6 +539,7 @@ class HealingMachine:
         assert verdict is not None
         if (self.record.iteration, self.record.repeat) != (verdict.iteration, verdict.repeat):
             raise AssertionError(f"at {self.record.iteration}, the meeting agreed on {verdict.iteration}")
+        self._begin_eager_after(verdict.iteration)
         self.shared = verdict.shared[position_of(self.layout, self.rank)]
         have, mine = verdict.have.get(self.replica, ()), verdict.compute[self.replica]
         if self.replica not in verdict.have and self.record.summed:
@@ -537,6 +548,9 @@ class HealingMachine:
         return self._work(
             Work(mine, verdict.dealt, extra=bool(have), reduce_only=whole and not mine, reason=verdict.reason)
         )
+
+    def _begin_eager_after(self, iteration: int) -> None:
+        self._eager_after = iteration if self._is_eager_agreed else NEVER
 
     # ------------------------------------------------------------------ helpers
 

@@ -64,6 +64,9 @@ class Record(msgspec.Struct, frozen=True):
     kept: tuple[int, ...] = ()
     side_by_side: bool = False  # it knows sources that serve side by side: 0.4.0 did not, and may be in the same group
     loop: int = -1  # filled in when records are exchanged: the iteration that its script is in, -1 for none
+    # Filled in when records are exchanged: what it can reduce under the backward, in a word that must be the same in
+    # all of a position (training/eager_plan.py); "" for nothing, and from a worker of 0.5.0, which cannot.
+    eager: str = ""
     inside_epoch: int = 0  # epoch in which this replica's inside groups were last rebuilt, as this rank knows
     inside_touched: tuple[Rank, ...] = ()  # ranks of this replica touched since, as this rank knows
 

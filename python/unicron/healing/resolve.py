@@ -122,6 +122,13 @@ def _is_split(records: Sequence[Record]) -> bool:
     return len({r.branch for r in records if r.has_state}) > 1
 
 
+def reduces_eagerly(layout: Layout, rank: Rank, records: Sequence[Record]) -> bool:
+    """Whether all of this rank's position can reduce the same segments under the backward, in the same order."""
+    position = position_of(layout, rank)
+    words = {record.eager for record in records if position_of(layout, record.rank) == position}
+    return len(words) == 1 and "" not in words
+
+
 def _dealt(records: Sequence[Record], commit: CommitResult | None) -> tuple[int, ...]:
     """As it was dealt to those who began it, else as the newest plan met by a survivor says."""
     begun = [r.dealt for r in records if r.begun and not rolls_forward(r, commit)]

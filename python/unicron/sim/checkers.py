@@ -2,6 +2,8 @@
 
 * one role, one worker per epoch, and epochs only grow (in the journal too)
 * each (iteration, micro-batch) counts exactly once in what is committed
+* all of a position reduce under the backward in an iteration of an epoch, or nobody does: they would begin collectives
+  in another order
 * one life of one coordinator a term: only it journals in it, it sends nothing once a successor began, and no agent
   obeys an older term after a newer one
 * nothing journaled is forgotten: a replay gives the state that the living coordinator had
@@ -36,7 +38,9 @@ from unicron.coordinator.machine import CoordinatorMachine
 from unicron.coordinator.planned import Planned
 from unicron.coordinator.state import ON_SLOTS, State
 from unicron.coordinator.transitions import TERMINAL, WorkerPhase
+from unicron.healing import actions as do
 from unicron.healing.record import CommitResult
+from unicron.healing.resolve import position_of
 from unicron.messages import PublishEpoch
 from unicron.planner.planner import Planner
 from unicron.types import EpochPlan, Outcome, PlanKind, Rank
@@ -68,6 +72,7 @@ class TaskChecks:
         self.reached = -1  # the same since the last return to a checkpoint
         self.num_steps = 0
         self.left_at: int | None = None  # iteration at which it gave up its slots
+        self.eager: dict[tuple[int, int, int], tuple[bool, str]] = {}  # (epoch, position, iteration) -> (is it, who)
 
     def role_used(self, plan: EpochPlan, rank: Rank, worker: str) -> None:
         holder = self.roles.setdefault((plan.epoch, rank), worker)
@@ -110,6 +115,17 @@ class TaskChecks:
     def computes(self, worker: WorkerProcess) -> None:
         if worker.memory.is_wreck:
             self.world.violate(f"{worker.name} goes on at {worker.memory.iteration}, and its state is torn")
+
+    def reduces_eagerly(self, worker: WorkerProcess, action: do.Compute) -> None:
+        """Or not: it computes, and says which."""
+        machine = worker.machine
+        assert machine is not None
+        if machine.pending or machine.plan is None:
+            return  # it reduces with nobody before it has met them
+        at = machine.plan.epoch, position_of(worker.layout, worker.rank), action.iteration
+        first, other = self.eager.setdefault(at, (action.eager, worker.name))
+        if first is not action.eager:
+            self.world.violate(f"{worker.name} reduces eagerly in {at[2]}: {action.eager}, and {other}: {first}")
 
     def saved_last(self, worker: WorkerProcess, saved: set[Rank], plan: EpochPlan) -> None:
         if missing := set(plan.ranks) - saved:

@@ -36,6 +36,10 @@ PLANTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "one rank of a whole replica steps, another, whose commit was interrupted, goes to the meeting",
         ("nobody advanced", "no progress", "members wait in"),
     ),
+    "eager-without-heirs": (
+        "an heir does not reduce under the backward, and the others of its position do",
+        ("reduces eagerly",),
+    ),
     "keep-sums": (
         "who computes an iteration again adds to what it had (worker_training.py)",
         ("with micro-batches",),

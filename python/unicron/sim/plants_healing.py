@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from unicron.healing import actions as do
-from unicron.healing.machine import HealingMachine, Phase
+from unicron.healing import events as on
+from unicron.healing.machine import HealingMachine, Phase, Work
 from unicron.healing.record import CommitResult
-from unicron.types import Stage
+from unicron.types import PlanKind, Stage
 
 
 class NoConfirm(HealingMachine):
@@ -43,4 +46,23 @@ class TieAfterReduce(HealingMachine):
     }
 
 
-HEALING_PLANTS: dict[str, type[HealingMachine]] = {"tie-after-reduce": TieAfterReduce, "no-confirm": NoConfirm}
+class EagerWithoutHeirs(HealingMachine):
+    """An heir knows nothing of its model's backward, and leaves its segments for the reduction."""
+
+    is_heir = False
+
+    def step(self, event: on.AnyEvent) -> tuple[do.AnyAction, ...]:
+        if isinstance(event, on.Joined):
+            self.is_heir = event.plan.kind is not PlanKind.START
+        return super().step(event)
+
+    def _work(self, work: Work) -> do.AnyAction:
+        action = super()._work(work)
+        if isinstance(action, do.Compute) and self.is_heir:
+            return msgspec.structs.replace(action, eager=False)
+        return action
+
+
+HEALING_PLANTS: dict[str, type[HealingMachine]] = {
+    "tie-after-reduce": TieAfterReduce, "no-confirm": NoConfirm, "eager-without-heirs": EagerWithoutHeirs,
+}  # fmt: skip

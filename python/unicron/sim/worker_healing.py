@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.messages import CollectiveFailed
 from unicron.sim.groups import Group
 from unicron.sim.worker_training import WorkerTraining
 from unicron.types import EpochPlan, Rank, Stage
+
+CAN_REDUCE_EAGERLY = "all the same"  # nothing begins early here; checkers.py looks who would
 
 
 class WorkerHealing(WorkerTraining):
@@ -34,7 +38,8 @@ class WorkerHealing(WorkerTraining):
         if self.newest is not None and self.newest.epoch > plan.epoch:
             self.broke(token, "a newer epoch")
             return
-        value = self.machine.record if kind.startswith("Exchange") else self
+        record = msgspec.structs.replace(self.machine.record, eager=CAN_REDUCE_EAGERLY)
+        value = record if kind.startswith("Exchange") else self
         store = self.world.store_at(plan.store)
         store.gather((self.task, plan.epoch, kind, where), self, value, ranks, token)
 

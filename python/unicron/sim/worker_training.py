@@ -28,6 +28,7 @@ class WorkerTraining(WorkerProcess):
         if not self.memory.gathered:
             self.world.violate(f"{self.name} computes iteration {action.iteration} without the others' shards")
         self.world.checkers.of(self.task).computes(self)
+        self.world.checkers.of(self.task).reduces_eagerly(self, action)
         self._reduced_before = self.memory.reduced
         if not action.extra and self.world.options.plant != "keep-sums":
             self.memory.segments = [()] * NUM_SEGMENTS

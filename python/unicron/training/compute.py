@@ -141,8 +141,10 @@ class Computation:
         self.extra_metrics: list[Any] = []
         self.forward_done: Callable[[int], None] = lambda micro_batch: None
         self.backward_begins: Callable[[int, int], None] = lambda chunk, micro_batch: None
+        self.last_backward: Callable[[int], None] = lambda chunk: None  # of a chunk of the model begins, in one run()
         self.randomness: Randomness | None = None  # None: as the script's generators go
         self._fetched: list[int] = []
+        self._last_number = -1  # of a chunk's backwards, which come in the order of its forwards
 
     def _finalize(self, model: list[Any], num_tokens: Any = None, **kwargs: Any) -> None:
         if num_tokens is not None:
@@ -173,6 +175,7 @@ class Computation:
 
         iterators = [batches(chunk) for chunk in range(len(chunks))]
         order = [iter(enumerate(forwards)) for _ in chunks]
+        self._last_number = len(forwards) - 1
         with contextlib.nullcontext() if self.randomness is None else self.randomness.kept():
             self.extra_metrics = self._schedule()(
                 forward_step_func=self._recording(forward_step, iteration, order, len(micro_batches)),
@@ -199,7 +202,7 @@ class Computation:
             output, loss_func = forward_step(data_iterator, model)
             self.forward_done(self._fetched[-1] if self._fetched else -1)
             if torch.is_tensor(output) and output.requires_grad:
-                output.register_hook(lambda _: self.backward_begins(chunk, micro_batch))
+                output.register_hook(lambda _: self._backward_begins(chunk, number, micro_batch))
 
             def recorded(*args: Any, **kwargs: Any) -> Any:
                 result = loss_func(*args, **kwargs)
@@ -216,6 +219,11 @@ class Computation:
             return output, recorded
 
         return wrapped
+
+    def _backward_begins(self, chunk: int, number: int, micro_batch: int) -> None:
+        self.backward_begins(chunk, micro_batch)
+        if number == self._last_number:
+            self.last_backward(chunk)
 
     def _sequence_length(self, dataset: Any) -> int:
         """Megatron's pipeline needs it to size receive buffers."""

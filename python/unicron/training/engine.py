@@ -33,8 +33,10 @@ from unicron.messages import CollectiveFailed, StateLost, cut
 from unicron.runtime.store_client import StoreClient, StoreError
 from unicron.training import account, compute, gpu, step
 from unicron.training.buddies import Buddies, CopyDiffers
+from unicron.training.eager import EagerReduction
+from unicron.training.eager_plan import EagerPlan
 from unicron.training.exact import REPEAT_BITS, REPEATS_MAX, ExactGradients
-from unicron.training.gradients import Gradients, ReduceHooks
+from unicron.training.gradients import CHUNK_BYTES, Gradients, ReduceHooks
 from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
 from unicron.training.link import WorkerLink, now_ms
@@ -47,6 +49,7 @@ from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage, WaitKind
 
 AWAIT_PLAN_MS_MAX = 120_000
 OTHERS_ARE_IN_S = 0.05  # how long who is to fail in an operation with others lets them go ahead
+COMPLETE_S_MAX = 10.0  # who is to fail after a collective that nobody waits for
 COLLECTIVE_ERROR = re.compile(r"gloo|NCCL|Connection (closed|reset)|[Tt]imed out waiting|Broken pipe")
 
 
@@ -66,11 +69,14 @@ def is_collective_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and COLLECTIVE_ERROR.search(str(error)) is not None
 
 
-def gradients_of(model: Any, memory: StateMemory, layout: Layout, rank: Rank) -> Gradients:
+def gradients_of(
+    model: Any, memory: StateMemory, layout: Layout, rank: Rank, eager: EagerPlan | None = None
+) -> Gradients:
     counts_dense = layout.lane_of(rank) == 0
     if layout.exact:
         return ExactGradients(model, memory, layout, counts_dense=counts_dense)
-    return Gradients(model, memory, counts_dense=counts_dense)
+    chunk_bytes = CHUNK_BYTES if eager is None else eager.segment_bytes
+    return Gradients(model, memory, chunk_bytes, eager, counts_dense=counts_dense)
 
 
 def _carry_out(operation: Callable[[bool], Any], then: Callable[[], None] | None) -> None:
@@ -86,16 +92,21 @@ class Engine:
 
     def __init__(
         self, link: WorkerLink, rank: Rank, layout: Layout, model: Any, optimizer: Any, scheduler: Any,
-        memory: StateMemory, groups: Groups,
+        memory: StateMemory, groups: Groups, eager: EagerPlan | None = None,
     ) -> None:  # fmt: skip
+        """eager: which segments are reduced under the backward; None: the script did not ask for that."""
         self.link, self.rank, self.layout = link, rank, layout
         self.model, self.memory, self.groups = model, memory, groups
-        self.gradients = gradients_of(model, memory, layout, rank)
+        self.gradients = gradients_of(model, memory, layout, rank, eager)
         self.ledger = Ledger(memory.fd)
         self.computation = compute.Computation(model, layout, memory.scalars)
         self.computation.randomness = Randomness(rank, layout)
         self.computation.forward_done = lambda m: self.maybe_fault(FaultPoint.FORWARD, m)
         self.computation.backward_begins = self._backward_begins
+        self.eager = None if eager is None else EagerReduction(eager, self.gradients, is_collective_error, self._early)
+        if self.eager is not None:
+            self.eager.watch(model)
+            self.computation.last_backward = self.eager.last_backward
         self.stepper = step.Stepper(optimizer, scheduler, layout, self.gradients)
         self.stepper.loss_scale.require_use(self.computation.config)
         self.machine = HealingMachine(rank, layout, len(self.gradients.segments))
@@ -168,6 +179,15 @@ class Engine:
         self.memory.synchronize()
         self.groups.require_whole(inside=inside)
 
+    def _require_computed(self) -> None:
+        """The same of what is inside the replica. Segments that are being reduced are not waited for: a peer of theirs
+        may be dead, or slow."""
+        if self.eager is not None and self.eager.is_under_way:
+            self.memory.synchronize_stream()
+            self.groups.require_whole(inside=True)
+        else:
+            self.require_good(inside=True)
+
     def _require_result(self) -> None:
         """The same of what this thread's stream waits for; more may be under way."""
         self.memory.synchronize_stream()
@@ -227,6 +247,20 @@ class Engine:
         _carry_out(operation, self._enter_passage(point))
         self.maybe_fault(point, AFTER)
 
+    def _early(self, begin: Callable[[], Any]) -> Any:
+        """A segment's all-reduce under the backward, a passage that nobody waits in: after it, it is complete."""
+        then = self._enter_passage(FaultPoint.EAGER)
+        work = begin()
+        if then is not None:
+            then()
+        kind = self.link.pulse.take_fault(int(FaultPoint.EAGER), self.machine.record.iteration, AFTER)
+        if kind:
+            deadline = time.monotonic() + COMPLETE_S_MAX
+            while not work.is_completed() and time.monotonic() < deadline:
+                time.sleep(OTHERS_ARE_IN_S)
+            self._fault(kind, FaultPoint.EAGER, AFTER)
+        return work
+
     def _enter_operation(self, kind: int, name: str) -> Callable[[], None] | None:
         """What the schedule, the model's layers, the tie and the script itself do with others."""
         if self.refusal:
@@ -251,6 +285,9 @@ class Engine:
         aside = self.gradients.put_aside() if action.extra else None
         begun = self.ledger.begun()
         reduced = self.ledger.segments_reduced
+        if self.eager is not None:
+            self.eager.drop()
+            self.eager.arm(self.groups.data_group() if action.eager else None)
         self.gradients.zero()
         self.stepper.zero_grad()
 
@@ -268,10 +305,12 @@ class Engine:
         mine = [number * self.layout.ep + self.layout.lane_of(self.rank) for number in action.micro_batches]
         self.computation.run(action.iteration, mine, self.forward_step, self.dataset, begin)
         self.gradients.computed()
+        if self.eager is not None:
+            self.eager.computed()
         if aside is not None:
             self.gradients.tie(self.model, self.computation.config)
             self.gradients.put_back(aside, reduced)
-        self.require_good(inside=True)
+        self._require_computed()
         self.ledger.set_begun(self.machine.record.done)
         return on.Done()
 
@@ -280,7 +319,7 @@ class Engine:
         self.maybe_fault(FaultPoint.TIE, BEFORE)
         if not action.extra:  # extra sums were tied before they were added to the whole ones
             self.gradients.tie(self.model, self.computation.config)
-            self.require_good(inside=True)
+            self._require_computed()
         return on.Done()
 
     def _backward_begins(self, chunk: int, micro_batch: int) -> None:
@@ -296,13 +335,18 @@ class Engine:
 
         shared = tuple(map(self.groups.data_index, action.shared))
         group = self.groups.data_group()
+        if self.eager is not None and not self.eager.is_in(group):
+            self.eager.drop()
         hooks = ReduceHooks(
             before, settle=self._require_result,
             half_copied=lambda segment: self.maybe_fault(FaultPoint.COPY, segment),
             enter=lambda segment: self._enter(FaultPoint.REDUCING, segment),
             complete=lambda segment: self.maybe_fault(FaultPoint.REDUCED, segment),
+            eager=lambda segment: None if self.eager is None else self.eager.take(segment),
         )  # fmt: skip
         self.gradients.reduce(self.ledger, group, shared, hooks)
+        if self.eager is not None:
+            self.eager.over()
         return on.Done()
 
     def _commit(self, action: do.Commit) -> on.AnyEvent:
@@ -488,6 +532,8 @@ class Engine:
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
         loop = self.machine.loop_iteration
         record = msgspec.structs.replace(self.machine.record, loop=-1 if loop is None else loop, side_by_side=True)
+        if self.eager is not None:
+            record = msgspec.structs.replace(record, eager=self.eager.plan.signature)
         if (ours := self.buddies) is not None:
             ours.abandon()
             record = msgspec.structs.replace(record, copies=ours.copies(), kept=ours.kept())
@@ -534,6 +580,8 @@ class Engine:
 
     def _rebuild_cross(self, action: do.RebuildCross) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
+        if self.eager is not None:
+            self.eager.drop()
         self.groups.at_making = lambda number: self.maybe_fault(FaultPoint.REBUILD_CROSS, number)
         made = self.groups.rebuild_cross(action.plan, self._store(action.plan))
         self.account.groups_made(made)
@@ -648,6 +696,8 @@ class Engine:
         """The role is left, and this process lives on: nothing of the model's groups stays. Its arena stays."""
         if self.buddies is not None:
             self.buddies.abandon()
+        if self.eager is not None:
+            self.eager.leave()
         self.groups.dissolve()
         os.close(self.memory.fd)
         for client in self._clients.values():

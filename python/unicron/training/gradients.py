@@ -24,12 +24,12 @@ import torch.distributed as dist
 from unicron.healing.record import CommitResult
 from unicron.training import compute
 from unicron.training.chunks import Chunks
+from unicron.training.eager_plan import PLACE_BYTES, EagerPlan
 from unicron.training.ledger import Ledger
 from unicron.training.memory import StateMemory
 
 CHUNK_BYTES = 64 << 20
 GPU_SLOTS = 3
-SLOT_UNIT_BYTES = 512
 SQUARED_ON_GPU = 1 << 24  # elements at a time
 
 
@@ -38,13 +38,17 @@ def num_slots(pool: Any) -> int:
     return 1 if pool is None else GPU_SLOTS
 
 
-def staging_bytes(model: Any, chunk_bytes: int = CHUNK_BYTES, element_bytes: int = 0, slots: int = 1) -> int:
+def staging_bytes(
+    model: Any, chunk_bytes: int = CHUNK_BYTES, element_bytes: int = 0, slots: int = 1, eager_bytes: int = 0
+) -> int:
     """What the staging area must hold: the largest chunk, in each slot. element_bytes: of the sums, where they are
-    others' size."""
+    others' size; eager_bytes: of results that wait for the reduction, behind the slots."""
     buffers = [b.grad_data for b in model.buffers + model.expert_parallel_buffers]
     largest = max((data.numel() * (element_bytes or data.element_size()) for data in buffers), default=0)
     slot = max(64, min(chunk_bytes, largest))
-    return slot if slots == 1 else slots * (-(-slot // SLOT_UNIT_BYTES) * SLOT_UNIT_BYTES)
+    if slots == 1 and not eager_bytes:
+        return slot
+    return slots * (-(-slot // PLACE_BYTES) * PLACE_BYTES) + eager_bytes
 
 
 class ReduceHooks(NamedTuple):
@@ -55,12 +59,15 @@ class ReduceHooks(NamedTuple):
     # a segment's all-reduce is about to begin; what is to be called when it has begun, if anything is
     enter: Callable[[int], Callable[[], None] | None] = lambda number: None
     complete: Callable[[int], None] = lambda number: None  # a segment's result, of which nothing is copied yet
+    # the operation that a segment's result comes of, if it began under the backward (eager.py)
+    eager: Callable[[int], Any] = lambda number: None
 
 
 class Gradients:
     def __init__(
-        self, model: Any, memory: StateMemory, chunk_bytes: int = CHUNK_BYTES, *, counts_dense: bool = True
-    ) -> None:
+        self, model: Any, memory: StateMemory, chunk_bytes: int = CHUNK_BYTES, eager: EagerPlan | None = None,
+        *, counts_dense: bool = True,
+    ) -> None:  # fmt: skip
         """counts_dense: whether this rank's share of the norm has what is outside of experts: of the lanes one's has.
         chunk_bytes: of a segment."""
         self.model, self.memory = model, memory
@@ -69,6 +76,8 @@ class Gradients:
         for data in self.buffers:
             self.segments += data.split(max(1, chunk_bytes // data.element_size()))
         self._slots = num_slots(memory.pool)
+        self._eager_places = {} if eager is None else eager.places
+        self._eager_begin = memory.staging.numel() - (0 if eager is None else eager.nbytes)
         self._may_be_written = False  # a slot, by a collective that was under way when another failed
         self._counted = _counted_ranges((model.buffers if counts_dense else []) + model.expert_parallel_buffers)
 
@@ -117,7 +126,7 @@ class Gradients:
         own = ledger.segments_reduced
         for number, place in enumerate(shared):
             hooks.before(number)
-            staged = self._staged(number)
+            staged = self.staged(number)
             if place == dist.get_rank(group):
                 staged.copy_(self.segments[number])
             dist.broadcast(staged, group_src=place, group=group)
@@ -135,11 +144,15 @@ class Gradients:
             while left and len(under_way) < self._slots:
                 number = left.popleft()
                 hooks.before(number)
-                staged = self._staged(number)
-                staged.copy_(self.segments[number])
+                work = hooks.eager(number)
+                staged = self.staged(number)
+                if work is None:
+                    staged.copy_(self.segments[number])
                 then = hooks.enter(number)
-                is_async = self._slots > 1 or then is not None
-                under_way.append((number, dist.all_reduce(staged, group=group, async_op=is_async)))
+                if work is None:
+                    is_async = self._slots > 1 or then is not None
+                    work = dist.all_reduce(staged, group=group, async_op=is_async)
+                under_way.append((number, work))
                 if then is not None:
                     then()
             number, work = under_way.popleft()
@@ -149,7 +162,7 @@ class Gradients:
             self._take_result(ledger, number, hooks)
 
     def _take_result(self, ledger: Ledger, number: int, hooks: ReduceHooks) -> None:
-        segment, staged = self.segments[number], self._staged(number)
+        segment, staged = self.segments[number], self.staged(number)
         hooks.complete(number)
         ledger.copying(number)
         half = segment.numel() // 2
@@ -163,15 +176,17 @@ class Gradients:
         """An heir's first act: the predecessor died between a complete result and its copy."""
         if ledger.open_copy:
             number = ledger.segments_reduced
-            self.segments[number].copy_(self._staged(number))
+            self.segments[number].copy_(self.staged(number))
             self.memory.synchronize()
             ledger.reduced(number + 1)
 
-    def _staged(self, number: int) -> torch.Tensor:
-        """The segment's place in its slot."""
+    def staged(self, number: int) -> torch.Tensor:
+        """The segment's place: in its slot, or its own, so that an heir finds it whoever reduced it and when."""
         segment = self.segments[number]
         nbytes = segment.numel() * segment.element_size()
-        start = number % self._slots * (self.memory.staging.numel() // self._slots)
+        start = number % self._slots * (self._eager_begin // self._slots)
+        if number in self._eager_places:
+            start = self._eager_begin + self._eager_places[number]
         return self.memory.staging[start : start + nbytes].view(segment.dtype)
 
     # ---------------------------------------------------------- norm and scaling

@@ -48,7 +48,7 @@ from unicron.training.groups import Groups
 from unicron.training.link import WorkerLink
 from unicron.training.memory import StateMemory, force_optimizer_state
 from unicron.training.moving import Preparation, is_left_out
-from unicron.training.overlap import take_over
+from unicron.training.overlap import plan_own
 from unicron.training.rehearsal import rehearse
 from unicron.training.reshard.atlas import atlas_of
 from unicron.training.reshard.change import Change, NewHome
@@ -194,9 +194,12 @@ class Session:
         if self._engine is not None:
             raise NotManaged("manage() was called twice")
         model = Chunks(model)
-        take_over(model, optimizer)
+        eager = plan_own(model, optimizer, self.layout)
         exact = exact_counts(model, self.layout)
-        staging = gradients.staging_bytes(model, element_bytes=8 if exact else 0, slots=gradients.num_slots(self._pool))
+        staging = gradients.staging_bytes(
+            model, gradients.CHUNK_BYTES if eager is None else eager.segment_bytes, 8 if exact else 0,
+            gradients.num_slots(self._pool), 0 if eager is None else eager.nbytes,
+        )  # fmt: skip
         undo = self._undo_bytes(optimizer)
         self._birth.__exit__(None, None, None)
         memory = StateMemory(model, optimizer, staging, undo, self._pool, exact, self._buddy_bytes(model))
@@ -220,7 +223,7 @@ class Session:
             describe = functools.partial(atlas_of, model, optimizer, memory.place_of)
             plan = self._take_over(order, former, NewHome(self.rank, memory, describe))
         groups.open()
-        engine = Engine(self._link, self.rank, self.layout, model, optimizer, scheduler, memory, groups)
+        engine = Engine(self._link, self.rank, self.layout, model, optimizer, scheduler, memory, groups, eager)
         engine.on_reduced = self._callbacks
         self._engine, self._model = engine, model
         move = self._link.move
