@@ -101,4 +101,5 @@ def test_the_page_is_what_the_results_say(tmp_path: Path) -> None:
     sections = [
         page.section(name, each, page.draw(name, each, tmp_path / "benchmarks")) for name, each in page.results()
     ]
+    sections += page.peers(tmp_path / "benchmarks")
     assert page.PAGE.read_text() == "\n".join([page.INTRODUCTION, *sections]), "python bench/page.py makes it anew"

@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from unicron.faults.kinds import AFTER, BEFORE, INSIDE, FaultKind, FaultPoint
+from unicron.faults.kinds import BEFORE, INSIDE, FaultKind, FaultPoint
 from unicron.faults.perform import perform
 from unicron.healing import actions as do
 from unicron.healing import events as on
@@ -36,6 +35,7 @@ from unicron.training.buddies import Buddies, CopyDiffers
 from unicron.training.eager import EagerReduction
 from unicron.training.eager_plan import EagerPlan
 from unicron.training.exact import REPEAT_BITS, REPEATS_MAX, ExactGradients
+from unicron.training.fault_points import FaultPoints, carry_out
 from unicron.training.gradients import CHUNK_BYTES, Gradients, ReduceHooks
 from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
@@ -48,8 +48,6 @@ from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage, WaitKind
 
 AWAIT_PLAN_MS_MAX = 120_000
-OTHERS_ARE_IN_S = 0.05  # how long who is to fail in an operation with others lets them go ahead
-COMPLETE_S_MAX = 10.0  # who is to fail after a collective that nobody waits for
 COLLECTIVE_ERROR = re.compile(r"gloo|NCCL|Connection (closed|reset)|[Tt]imed out waiting|Broken pipe")
 
 
@@ -79,14 +77,6 @@ def gradients_of(
     return Gradients(model, memory, chunk_bytes, eager, counts_dense=counts_dense)
 
 
-def _carry_out(operation: Callable[[bool], Any], then: Callable[[], None] | None) -> None:
-    """operation(is_async) with others. It is begun and waited for apart only where something is to be done between."""
-    work = operation(then is not None)
-    if then is not None:
-        then()
-        work.wait()
-
-
 class Engine:
     """One member's machine with everything it acts on."""
 
@@ -99,12 +89,14 @@ class Engine:
         self.model, self.memory, self.groups = model, memory, groups
         self.gradients = gradients_of(model, memory, layout, rank, eager)
         self.ledger = Ledger(memory.fd)
+        self.points = FaultPoints(link.pulse, lambda: self.machine.record.iteration, self._fault)
         self.computation = compute.Computation(model, layout, memory.scalars)
         self.computation.randomness = Randomness(rank, layout)
-        self.computation.forward_done = lambda m: self.maybe_fault(FaultPoint.FORWARD, m)
+        self.computation.forward_done = lambda m: self.points.maybe(FaultPoint.FORWARD, m)
         self.computation.backward_begins = self._backward_begins
-        self.eager = None if eager is None else EagerReduction(eager, self.gradients, is_collective_error, self._early)
-        if self.eager is not None:
+        self.eager: EagerReduction | None = None
+        if eager is not None:
+            self.eager = EagerReduction(eager, self.gradients, is_collective_error, self.points.early)
             self.eager.watch(model)
             self.computation.last_backward = self.eager.last_backward
         self.stepper = step.Stepper(optimizer, scheduler, layout, self.gradients)
@@ -141,7 +133,7 @@ class Engine:
     def run(self, event: on.AnyEvent) -> do.Ready | do.EndIteration:
         if isinstance(event, on.IterationBegun):
             self._epoch_before = self.machine.plan.epoch if self.machine.plan is not None else 0  # an heir met nobody
-            self.maybe_fault(FaultPoint.IDLE)
+            self.points.maybe(FaultPoint.IDLE)
         while True:
             for plan in self.link.new_plans():
                 self.account.plan_arrived(plan)
@@ -199,11 +191,6 @@ class Engine:
         if waiting:
             self.link.pulse.set_waiting(True)
 
-    def maybe_fault(self, point: FaultPoint, micro_batch: int = -1) -> None:
-        kind = self.link.pulse.take_fault(int(point), self.machine.record.iteration, micro_batch)
-        if kind:
-            self._fault(kind, point, micro_batch)
-
     def _fault(self, kind: int, point: FaultPoint, micro_batch: int = -1) -> None:
         iteration = self.machine.record.iteration
         if kind == FaultKind.RESET:
@@ -226,57 +213,22 @@ class Engine:
             kind = FaultKind.KILL
         perform(kind, f"{point.name.lower()} of iteration {iteration}, micro-batch {micro_batch}")
 
-    def _enter(self, point: FaultPoint, number: int) -> Callable[[], None] | None:
-        """An operation with others is about to begin here. Returns what is to be called when it has begun, if there is
-        a fault for then.
-        """
-        kind = self.link.pulse.take_fault(int(point), self.machine.record.iteration, number)
-        if not kind:
-            return None
-        time.sleep(OTHERS_ARE_IN_S)
-        return functools.partial(self._fault, kind, point, number)
-
-    def _enter_passage(self, point: FaultPoint) -> Callable[[], None] | None:
-        before = self._enter(point, BEFORE)
-        if before is not None:
-            before()
-        return self._enter(point, INSIDE)
-
-    def _joint(self, point: FaultPoint, operation: Callable[[bool], Any]) -> None:
-        """operation(is_async) with others, a passage."""
-        _carry_out(operation, self._enter_passage(point))
-        self.maybe_fault(point, AFTER)
-
-    def _early(self, begin: Callable[[], Any]) -> Any:
-        """A segment's all-reduce under the backward, a passage that nobody waits in: after it, it is complete."""
-        then = self._enter_passage(FaultPoint.EAGER)
-        work = begin()
-        if then is not None:
-            then()
-        kind = self.link.pulse.take_fault(int(FaultPoint.EAGER), self.machine.record.iteration, AFTER)
-        if kind:
-            deadline = time.monotonic() + COMPLETE_S_MAX
-            while not work.is_completed() and time.monotonic() < deadline:
-                time.sleep(OTHERS_ARE_IN_S)
-            self._fault(kind, FaultPoint.EAGER, AFTER)
-        return work
-
     def _enter_operation(self, kind: int, name: str) -> Callable[[], None] | None:
         """What the schedule, the model's layers, the tie and the script itself do with others."""
         if self.refusal:
             raise GroupInterrupted(self.refusal)
         stage = self.machine.record.stage
         if stage is Stage.TIE:
-            return self._enter(FaultPoint.TIE, INSIDE)
+            return self.points.enter(FaultPoint.TIE, INSIDE)
         if stage is not Stage.COMPUTE:
             return None
         if name == "recv":
-            return self._enter_passage(FaultPoint.RECEIVE)
+            return self.points.enter_passage(FaultPoint.RECEIVE)
         if name == "send":
-            return self._enter_passage(FaultPoint.SEND)
+            return self.points.enter_passage(FaultPoint.SEND)
         if kind == WaitKind.TP:
-            return self._enter_passage(FaultPoint.TENSOR)
-        return self._enter_passage(FaultPoint.EXPERT) if kind == WaitKind.WORLD else None
+            return self.points.enter_passage(FaultPoint.TENSOR)
+        return self.points.enter_passage(FaultPoint.EXPERT) if kind == WaitKind.WORLD else None
 
     # ------------------------------------------------------------------ the undisturbed iteration
 
@@ -293,9 +245,9 @@ class Engine:
 
         def begin(micro_batch: int) -> None:
             self._pulse(Stage.COMPUTE, micro_batch)
-            self.maybe_fault(FaultPoint.COMPUTE, micro_batch)
+            self.points.maybe(FaultPoint.COMPUTE, micro_batch)
             if self.machine.healing or self.machine.record.repeat:
-                self.maybe_fault(FaultPoint.COMPUTE_AGAIN, micro_batch)
+                self.points.maybe(FaultPoint.COMPUTE_AGAIN, micro_batch)
             number = micro_batch // self.layout.ep  # the ledger, like every plan, counts sets
             self.account.forward_begins(action.iteration, micro_batch, number in begun)
             begun.add(number)
@@ -316,7 +268,7 @@ class Engine:
 
     def _tie(self, action: do.Tie) -> on.AnyEvent:
         self._pulse(Stage.TIE)
-        self.maybe_fault(FaultPoint.TIE, BEFORE)
+        self.points.maybe(FaultPoint.TIE, BEFORE)
         if not action.extra:  # extra sums were tied before they were added to the whole ones
             self.gradients.tie(self.model, self.computation.config)
             self._require_computed()
@@ -324,14 +276,14 @@ class Engine:
 
     def _backward_begins(self, chunk: int, micro_batch: int) -> None:
         self.gradients.backward_begins(chunk)
-        self.maybe_fault(FaultPoint.BACKWARD, micro_batch)
+        self.points.maybe(FaultPoint.BACKWARD, micro_batch)
 
     def _reduce(self, action: do.Reduce) -> on.AnyEvent:
         def before(segment: int) -> None:
             self._pulse(Stage.REDUCE, segment, waiting=True)
-            self.maybe_fault(FaultPoint.REDUCE, segment)
+            self.points.maybe(FaultPoint.REDUCE, segment)
             if self.machine.healing or self.machine.record.repeat:
-                self.maybe_fault(FaultPoint.REDUCE_AGAIN, segment)
+                self.points.maybe(FaultPoint.REDUCE_AGAIN, segment)
 
         shared = tuple(map(self.groups.data_index, action.shared))
         group = self.groups.data_group()
@@ -339,9 +291,9 @@ class Engine:
             self.eager.drop()
         hooks = ReduceHooks(
             before, settle=self._require_result,
-            half_copied=lambda segment: self.maybe_fault(FaultPoint.COPY, segment),
-            enter=lambda segment: self._enter(FaultPoint.REDUCING, segment),
-            complete=lambda segment: self.maybe_fault(FaultPoint.REDUCED, segment),
+            half_copied=lambda segment: self.points.maybe(FaultPoint.COPY, segment),
+            enter=lambda segment: self.points.enter(FaultPoint.REDUCING, segment),
+            complete=lambda segment: self.points.maybe(FaultPoint.REDUCED, segment),
             eager=lambda segment: None if self.eager is None else self.eager.take(segment),
         )  # fmt: skip
         self.gradients.reduce(self.ledger, group, shared, hooks)
@@ -351,7 +303,7 @@ class Engine:
 
     def _commit(self, action: do.Commit) -> on.AnyEvent:
         self._pulse(Stage.COMMIT, waiting=True)
-        self.maybe_fault(FaultPoint.COMMIT, BEFORE)
+        self.points.maybe(FaultPoint.COMMIT, BEFORE)
         self.link.take_orders()
         plan = self.machine.plan
         assert plan is not None
@@ -377,7 +329,9 @@ class Engine:
         )  # fmt: skip
         if len(plan.ranks) > 1:
             world = self.groups.world
-            self._joint(FaultPoint.COMMIT, lambda is_async: dist.all_reduce(vector, group=world, async_op=is_async))
+            self.points.joint(
+                FaultPoint.COMMIT, lambda is_async: dist.all_reduce(vector, group=world, async_op=is_async)
+            )
             self.require_good(inside=False)
         count, epochs, tokens, found_inf, loss, hold, *by_position = vector.tolist()
         if count != len(plan.ranks) or epochs != count * plan.epoch:
@@ -408,7 +362,7 @@ class Engine:
                 device=self.memory.device,
             )  # fmt: skip
         all_of_them = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
-        self._joint(
+        self.points.joint(
             FaultPoint.CONFIRM, lambda is_async: dist.all_gather(all_of_them, mine, group=group, async_op=is_async)
         )
         self.require_good(inside=True)
@@ -461,21 +415,21 @@ class Engine:
     def _gather(self, action: do.Gather) -> on.AnyEvent:
         """The parameters' shards, one of each replica, in place: who is interrupted does it again."""
         self._pulse(Stage.GATHER, waiting=True)
-        self.maybe_fault(FaultPoint.GATHER, 0)
+        self.points.maybe(FaultPoint.GATHER, 0)
         if self.groups.dense_group() is None:
             return on.Done()
         for number, (bucket, group, shards, place) in enumerate(self._sharded_buckets()):
             if number:
-                self.maybe_fault(FaultPoint.GATHER, number)
+                self.points.maybe(FaultPoint.GATHER, number)
             assert group.size() == shards, "every shard has one holder, and all of them are here"
             whole = bucket.param_data.view(-1)
             own = whole.chunk(shards)[place]
             gather = functools.partial(dist.all_gather_into_tensor, whole, own, group)
-            _carry_out(gather, self._enter(FaultPoint.GATHERING, number))
+            carry_out(gather, self.points.enter(FaultPoint.GATHERING, number))
         self.require_good(inside=False)  # before a copy begins to travel: nothing is to wait for that one here
         if self.buddies is not None:
             assert self.machine.plan is not None
-            self.maybe_fault(FaultPoint.BUDDY)
+            self.points.maybe(FaultPoint.BUDDY)
             self.buddies.after_step(self.machine.plan, self.machine.record.iteration, self.stepper.extra_tensor())
         return on.Done()
 
@@ -496,7 +450,7 @@ class Engine:
             self._report(action.report, inside=False)
         ok = torch.tensor([1 if action.ok else 0], dtype=torch.int64, device=self.memory.device)
         group = self.groups.replica_group()
-        self._joint(
+        self.points.joint(
             FaultPoint.SETTLE,
             lambda is_async: dist.all_reduce(ok, op=dist.ReduceOp.MIN, group=group, async_op=is_async),
         )
@@ -528,7 +482,7 @@ class Engine:
 
     def _exchange(self, plan: EpochPlan, where: str, ranks: tuple[Rank, ...]) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
-        self.maybe_fault(FaultPoint.HEAL, max(0, plan.epoch - self._epoch_before - 1))
+        self.points.maybe(FaultPoint.HEAL, max(0, plan.epoch - self._epoch_before - 1))
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
         loop = self.machine.loop_iteration
         record = msgspec.structs.replace(self.machine.record, loop=-1 if loop is None else loop, side_by_side=True)
@@ -569,7 +523,7 @@ class Engine:
 
     def _rebuild_inside(self, action: do.RebuildInside) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
-        self.groups.at_making = lambda number: self.maybe_fault(FaultPoint.REBUILD_INSIDE, number)
+        self.groups.at_making = lambda number: self.points.maybe(FaultPoint.REBUILD_INSIDE, number)
         made = self.groups.rebuild_inside(action.plan, action.touched, self._store(action.plan))
         if action.plan.kind is PlanKind.START:
             compute.share_tied_weight(self.model)
@@ -582,7 +536,7 @@ class Engine:
         self._pulse(Stage.HEAL, waiting=True)
         if self.eager is not None:
             self.eager.drop()
-        self.groups.at_making = lambda number: self.maybe_fault(FaultPoint.REBUILD_CROSS, number)
+        self.groups.at_making = lambda number: self.points.maybe(FaultPoint.REBUILD_CROSS, number)
         made = self.groups.rebuild_cross(action.plan, self._store(action.plan))
         self.account.groups_made(made)
         return on.Done()
@@ -590,7 +544,7 @@ class Engine:
     def _fetch_state(self, action: do.FetchState) -> on.AnyEvent:
         """Whole parameters and optimizer state, from one rank of this position to those without."""
         self._pulse(Stage.HEAL, waiting=True)
-        self.maybe_fault(FaultPoint.FETCH)
+        self.points.maybe(FaultPoint.FETCH)
         if action.fetch.copy:
             return self._fetch_copy(action)
         position = position_of(self.layout, self.rank)
@@ -633,7 +587,7 @@ class Engine:
     def _go_back(self, action: do.GoBack) -> on.AnyEvent:
         assert self.buddies is not None
         self._pulse(Stage.HEAL)
-        self.maybe_fault(FaultPoint.FETCH)
+        self.points.maybe(FaultPoint.FETCH)
         before = self.machine.record.iteration
         self.ledger.begin_step()
         self.stepper.load_extra(self.buddies.go_back(action.iteration))

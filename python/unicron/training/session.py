@@ -411,7 +411,7 @@ class Session:
         self._next = iteration + 1
         self._look_at_move(engine)
         tokens = max(commit.tokens, 1.0)
-        engine.maybe_fault(FaultPoint.LOG)
+        engine.points.maybe(FaultPoint.LOG)
         return Metrics(
             iteration, commit.loss_sum / tokens, engine.stepper.grad_norm, int(commit.tokens),
             bool(commit.found_inf), commit.repeat,
@@ -437,7 +437,7 @@ class Session:
         engine, expected = self._engine, Expected(what)
         try:
             if engine is not None:
-                engine.maybe_fault(FaultPoint.EVALUATE)
+                engine.points.maybe(FaultPoint.EVALUATE)
                 why = engine.why_alone((self._next or 0) - 1)  # nobody would answer, or training would
                 expected.left_out = engine.refusal = f"{what} is left out: {why}" if why else ""
             yield expected
@@ -479,7 +479,7 @@ class Session:
         try:
             begun = bool(self._checkpoints.save_if_due(iteration, epoch))
             if begun:
-                engine.maybe_fault(FaultPoint.SAVE)
+                engine.points.maybe(FaultPoint.SAVE)
             return begun
         finally:
             self._link.pulse.advance(int(Stage.IDLE), iteration, -1)
