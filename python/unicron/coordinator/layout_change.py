@@ -27,6 +27,7 @@ class LayoutChange:
     plan: EpochPlan | None = None  # announced to the members and joiners; published when all of them are ready
     ready: dict[str, LayoutReady] = field(default_factory=dict)  # by worker
     failed: str = ""  # somebody could not take it over
+    is_width: bool = False  # the planner's, of a task that lost nodes or has them back (narrowing.py)
 
 
 def slots_for(state: State, task: TaskState) -> dict[str, int]:
@@ -35,7 +36,7 @@ def slots_for(state: State, task: TaskState) -> dict[str, int]:
     Its own nodes come first, in the order of what it has there: what stays on a node crosses none.
     """
     own: dict[str, int] = {}
-    for home in task.placement.values():
+    for home in task.slotted.values():
         own[home] = own.get(home, 0) + 1
     free = dict(own)
     for node in state.nodes.values():

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import msgspec
 
-from unicron.coordinator.journal import AllocationDecided
+from unicron.coordinator.journal import AllocationDecided, WidthChanged
 from unicron.coordinator.layout_change import LayoutChange, place_layout, seats, slots_for
 from unicron.coordinator.layout_times import estimated_s, refusal_to_reach
+from unicron.coordinator.narrowing import is_width
 from unicron.coordinator.plans import (
     Decision,
     announced,
-    end_leavers,
     forget_change,
     joiners_of,
+    let_leave,
     publish,
     publish_plan,
 )
@@ -51,34 +52,46 @@ def on_reshape(step: Step, request_id: str, name: str, wanted: dict[str, int]) -
     step.answer(request_id, Reply(ok=True, result={"task": name, "estimated_s": known.seconds}), reason)
 
 
-def _begin(step: Step, task: TaskState, layout: Layout, reason: str) -> str:
+def _begin(step: Step, task: TaskState, layout: Layout, reason: str, *, is_width: bool = False) -> str:
     """Why it cannot be; '' when it is under way."""
-    if error := _refusal(step, task, layout):
+    if error := _refusal(step, task, layout, is_width):
         return error
     slots = slots_for(step.state, task)
     placement = place_layout(layout, slots) if layout.world_size > 0 else None
     if placement is None:
         needed, there = layout.world_size, sum(slots.values())
         return f"the layout needs {needed} slots, there are {there}: use a smaller one or start more agents"
-    task.change = LayoutChange(layout, placement, reason, step.now_ms)
+    task.change = LayoutChange(layout, placement, reason, step.now_ms, is_width=is_width)
     step.set_timer("layout", task.name, step.config.layout_ms_max, "the new layout must be whole in this time")
     step.touch(task)
     return ""
 
 
 def _maybe_begin(step: Step, task: TaskState) -> None:
-    """What the planner decided, once a decision, and as soon as the task is whole."""
+    """What the planner decided, once a decision, and as soon as the task is whole. A width is tried again: guests must
+    not stay, and nobody else would ask."""
     decided = step.state.allocation
     layout = decided.layouts.get(task.name)
-    if layout is None or task.change_asked == decided.number or task.phase is not TaskPhase.RUNNING:
+    if layout is None or task.phase is not TaskPhase.RUNNING:
         return
     if task.lost or task.reports or task.leaving or task.finished:
         return
-    task.change_asked = decided.number
-    task.change_refused = _begin(step, task, layout, f"{decided.trigger}: {decided.notes.get(task.name, '')}")
+    if task.change_asked != decided.number:
+        task.change_asked, task.change_tries = decided.number, 0
+    width = is_width(task, layout)
+    if task.change_tries >= (step.config.join_tries_max if width else 1):
+        return
+    task.change_tries += 1
+    reason = f"{decided.trigger}: {decided.notes.get(task.name, '')}"
+    task.change_refused = _begin(step, task, layout, reason, is_width=width)
 
 
-def _refusal(step: Step, task: TaskState, layout: Layout) -> str:
+def _is_outdated(step: Step, task: TaskState, change: LayoutChange) -> bool:
+    """A width that the planner does not want any more."""
+    return change.is_width and step.state.allocation.layouts.get(task.name) != change.layout
+
+
+def _refusal(step: Step, task: TaskState, layout: Layout, is_width: bool) -> str:
     if task.phase is not TaskPhase.RUNNING or task.plan is None:
         return f"task {task.name} is {task.phase.value}: its layout changes while it runs"
     if task.change is not None:
@@ -87,7 +100,7 @@ def _refusal(step: Step, task: TaskState, layout: Layout) -> str:
         return f"task {task.name} leaves its slots: {task.leaving}"
     if step.state.gpu:
         return "layouts change in memory on CPUs only in this version"
-    return refusal_to_reach(task.job, layout)
+    return "" if is_width else refusal_to_reach(task.job, layout)
 
 
 def _words(layout: Layout) -> str:
@@ -110,6 +123,8 @@ def settle_change(step: Step, task: TaskState) -> None:
         return  # a recovery comes first; its plan calls off what was announced (plans.publish)
     if change.failed:
         call_off(step, task, change.failed)
+    elif _is_outdated(step, task, change):
+        call_off(step, task, f"another width was decided: {step.state.allocation.trigger}")
     elif change.plan is None:
         _maybe_announce(step, task, change)
     elif gone := sorted(_participants(task, change) - task.workers.keys()):
@@ -119,9 +134,10 @@ def settle_change(step: Step, task: TaskState) -> None:
 
 
 def _members(task: TaskState) -> dict[str, list[str]]:
+    """By node; guests last, so that they are those who leave."""
     assert task.plan is not None
     found: dict[str, list[str]] = {}
-    for member in task.plan.members:
+    for member in sorted(task.plan.members, key=lambda member: member.rank in task.guests):
         found.setdefault(member.node, []).append(member.worker)
     return found
 
@@ -200,9 +216,16 @@ def _decide(step: Step, task: TaskState, change: LayoutChange) -> None:
     for worker in list(task.workers.values()):
         if worker.name not in kept and task.role_of(worker.name) is None:
             end_worker(step, task, worker, "built for the former layout")
+    was = task.asked
+    if not change.is_width and task.wide is not None:
+        step.write(WidthChanged(task.name, None), "another layout was asked for")
+    elif change.is_width and task.wide is None:
+        step.write(WidthChanged(task.name, was), f"until there are slots again: {change.reason}")
     publish_plan(step, task, plan, change.reason)
+    if task.wide is not None and task.wide.layout == plan.layout:
+        step.write(WidthChanged(task.name, None), "as wide as it was")
     task.decided_ms = change.begun_ms
-    end_leavers(step, task, former)
+    let_leave(step, task, former, f"the task has no role for it since epoch {plan.epoch}")
     note_move(task, former.layout, change, step.now_ms)
 
 
