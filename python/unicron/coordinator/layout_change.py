@@ -44,7 +44,8 @@ def slots_for(state: State, task: TaskState) -> dict[str, int]:
             others = [t for t in state.tasks.values() if t is not task and not t.is_over]
             held = sum(there == node.name for t in others for there in t.placement.values())
             meant = sum(there == node.name for t in others for there in state.target(t.name).values())
-            free[node.name] = max(free.get(node.name, 0), node.slots - max(held, meant))
+            kept = min(own.get(node.name, 0), node.slots - meant)  # what it has to give to others it may not keep
+            free[node.name] = max(kept, node.slots - max(held, meant))
     order = sorted(free, key=lambda name: (-own.get(name, 0), len(name), name))
     return {name: free[name] for name in order if free[name] > 0}
 

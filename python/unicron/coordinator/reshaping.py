@@ -57,6 +57,8 @@ def _begin(step: Step, task: TaskState, layout: Layout, reason: str, *, is_width
     if error := _refusal(step, task, layout, is_width):
         return error
     slots = slots_for(step.state, task)
+    if is_width:  # which is made for what is left of the cluster: without a drained node
+        slots = {name: count for name, count in slots.items() if name in step.state.allocation.nodes}
     placement = place_layout(layout, slots) if layout.world_size > 0 else None
     if placement is None:
         needed, there = layout.world_size, sum(slots.values())

@@ -218,13 +218,27 @@ def _tied(reference: Run, rank: Rank) -> list[list[int]]:
 def weights(run: Run, reference: Run, layout: Layout) -> dict[str, Any] | None:
     if not run.states or not reference.states:
         return None
-    common = sorted(set(run.weights) & set(reference.weights))
-    differences = [float(np.max(np.abs(run.weights[r].astype(np.float64) - reference.weights[r]))) for r in common]
+    differences = [
+        float(np.max(np.abs(weights.astype(np.float64) - reference.weights[rank])))
+        for place, found in sorted(ranks_at(run, layout).items())
+        for rank in ranks_at(reference, layout).get(place, ())[:1]
+        for weights in (run.weights[one] for one in found)
+    ]
     return {
         "sha256": position_digest(run, layout),
         "reference_sha256": position_digest(reference, layout),
         "max_abs_diff": max(differences, default=None),
     }
+
+
+def ranks_at(run: Run, layout: Layout) -> dict[tuple[int, int], list[Rank]]:
+    """(tp, pp) -> ranks that wrote their state from there, where they say so: in another layout others do."""
+    found: dict[tuple[int, int], list[Rank]] = {}
+    for rank, state in sorted(run.states.items()):
+        tp, _, pp = layout.coords(rank)
+        place = tuple(state.get("place") or (tp, pp))
+        found.setdefault((place[0], place[1]), []).append(rank)
+    return found
 
 
 def position_digest(run: Run, layout: Layout) -> str:
@@ -233,10 +247,10 @@ def position_digest(run: Run, layout: Layout) -> str:
     Replicas are copies (but for their shards of a distributed optimizer's state); where two differ, every differing
     digest goes in, so that the result equals no undisturbed run's."""
     sha = hashlib.sha256()
+    ranks = ranks_at(run, layout)
     for pp in range(layout.pp):
         for tp in range(layout.tp):
-            ranks = [layout.rank_of(tp, dp, pp) for dp in range(layout.dp)]
-            found = sorted({run.states[r]["sha256"] for r in ranks if r in run.states})
+            found = sorted({run.states[rank]["sha256"] for rank in ranks.get((tp, pp), ())})
             sha.update(f"{tp},{pp}:{','.join(found)};".encode())
     return sha.hexdigest()
 
@@ -249,12 +263,15 @@ def parameters(run: Run, layout: Layout) -> int:
 def begun_again(run: Run, layout: Layout, first: int = 0, last: int = 1 << 30) -> int:
     """Distinct (iteration, micro-batch) whose forward began more than once at some position, in these iterations."""
     begun: dict[tuple[int, int, int, int], int] = {}
-    for (rank, iteration, micro_batch), count in run.forwards.items():
-        if not first <= iteration <= last:
-            continue
-        tp, _, pp = layout.coords(rank)
-        key = (tp, pp, iteration, micro_batch)
-        begun[key] = begun.get(key, 0) + count
+    if run.begun:
+        said = [(place, iteration, number, count) for (place, iteration, number), count in run.begun.items()]
+    else:
+        coords = [(layout.coords(rank), *where, count) for (rank, *where), count in run.forwards.items()]
+        said = [((tp, pp), iteration, number, count) for (tp, _, pp), iteration, number, count in coords]
+    for (tp, pp), iteration, micro_batch, count in said:
+        if first <= iteration <= last:
+            key = (tp, pp, iteration, micro_batch)
+            begun[key] = begun.get(key, 0) + count
     return len({key[2:] for key, count in begun.items() if count > 1})
 
 
@@ -450,6 +467,9 @@ def _resized(result: dict[str, Any], observed: Observed, expect: Expect, layout:
     replicas = observed.task.get("replicas", ())
     if expect.is_grown and len(replicas) != layout.dp:
         yield f"{len(replicas)} of {layout.dp} replicas at the end: it did not grow back"
+    widths = [int(move["to"].split(",")[2]) for move in observed.task.get("layout_changes", ())]
+    if expect.narrowed_to and widths != [expect.narrowed_to, layout.dp]:
+        yield f"its layout had {widths} replicas, one after the other, must be {[expect.narrowed_to, layout.dp]}"
 
 
 def _no_pause(run: Run, reference: Run, scenario: Scenario) -> Iterable[str]:

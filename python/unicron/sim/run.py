@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from unicron.coordinator.state import TaskState
 from unicron.coordinator.transitions import TaskPhase
 from unicron.sim.cluster import Cluster
@@ -86,6 +88,8 @@ def _one_task(seed: int, plant: str, rng: random.Random, shape: tuple[int, int, 
     sharded = not plant and random.Random(f"{seed}/sharded").random() < 0.4
     num_micro_batches = dp * rng.randint(1, 4) + rng.randint(0, 1)
     layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=num_micro_batches, sharded=sharded)
+    if sharded and dp > 1 and random.Random(f"{seed}/buddy").random() < 0.7:  # loses nodes, and goes on narrower
+        layout = structs.replace(layout, buddy=True)
     spares = 0 if plant else random.Random(f"{seed}/standbys").choice((0, 0, 1, 2))
     slow = rng.random() < 0.2
     iterations = rng.randint(40, 120) if rng.random() < 0.15 else 1_000_000
