@@ -274,7 +274,7 @@ def _cluster(question: Question, there: dict[str, int]) -> Cluster:
             continue  # there is nothing that it could leave
         whole = sum(holds.values()) // size
         surviving = whole if task.name in question.gone else question.surviving[task.name]
-        others = for_planner(state, task, min(surviving, whole)) if holds else {}
+        others = for_planner(state, task, surviving) if holds or narrows(task) else {}
         relayout_s = {slots: seconds for slots, (_, seconds) in others.items()}
         demands.append(demand_of(task, holds, surviving, widest, relayout_s))
     return Cluster(nodes, tuple(demands), 0, False, failures_of(state), transitions_of(state))

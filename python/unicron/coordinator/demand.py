@@ -83,15 +83,15 @@ def demand_of(
     kept = min(surviving, held)
     counts = sorted({*replica_counts(task, kept), *([held] if held else [])})
     others = {slots: s for slots, s in relayout_s.items() if slots % size or slots // size not in counts}
-    by_change = [width for width in widths(task, kept) if width * size in others] if narrows(task) else []
-    all_counts = [*counts, *by_change]
+    by_change = [slots // size for slots in others if slots % size == 0] if narrows(task) else []
+    known, stated = [*counts, *by_change], others.keys() & task.job.throughput.keys()
     group = next((group for group in (size, layout.tp) if group <= widest), 1)
     return Task(
         name=task.name,
-        workers=Workers(min(all_counts) * size, max(layout.dp, *all_counts) * size, size),
+        workers=Workers(min(known) * size, max(layout.dp, *known) * size, size),
         throughput={
-            **{slots: min(_in_other_layout(task, slots), FLOPS_MAX) for slots in others if slots in task.job.throughput},
-            **{count * size: min(throughput_of(task, count), FLOPS_MAX) for count in all_counts},
+            **{slots: min(_in_other_layout(task, slots), FLOPS_MAX) for slots in sorted(stated)},
+            **{count * size: min(throughput_of(task, count), FLOPS_MAX) for count in known},
         },
         weight=min(task.job.weight, WEIGHT_MAX),
         group=group,

@@ -28,6 +28,7 @@ class LayoutChange:
     ready: dict[str, LayoutReady] = field(default_factory=dict)  # by worker
     failed: str = ""  # somebody could not take it over
     is_width: bool = False  # the planner's, of a task that lost nodes or has them back (narrowing.py)
+    decided: int = 0  # number of the newest decision with which it is known to agree
 
 
 def slots_for(state: State, task: TaskState) -> dict[str, int]:

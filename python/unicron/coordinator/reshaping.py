@@ -12,12 +12,15 @@ Rejected: to publish the plan first and move then. A death in the middle would l
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from unicron.coordinator.journal import AllocationDecided, WidthChanged
 from unicron.coordinator.layout_change import LayoutChange, place_layout, seats, slots_for
 from unicron.coordinator.layout_times import estimated_s, refusal_to_reach
 from unicron.coordinator.narrowing import is_width
+from unicron.coordinator.placement import free_slots
 from unicron.coordinator.plans import (
     Decision,
     announced,
@@ -27,6 +30,7 @@ from unicron.coordinator.plans import (
     publish,
     publish_plan,
 )
+from unicron.coordinator.standbys import standbys_of
 from unicron.coordinator.state import Purpose, TaskState, node_order
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
@@ -56,17 +60,22 @@ def _begin(step: Step, task: TaskState, layout: Layout, reason: str, *, is_width
     """Why it cannot be; '' when it is under way."""
     if error := _refusal(step, task, layout, is_width):
         return error
-    slots = slots_for(step.state, task)
-    if is_width:  # which is made for what is left of the cluster: without a drained node
-        slots = {name: count for name, count in slots.items() if name in step.state.allocation.nodes}
+    slots = _slots_for(step, task, is_width=is_width)
     placement = place_layout(layout, slots) if layout.world_size > 0 else None
     if placement is None:
         needed, there = layout.world_size, sum(slots.values())
         return f"the layout needs {needed} slots, there are {there}: use a smaller one or start more agents"
-    task.change = LayoutChange(layout, placement, reason, step.now_ms, is_width=is_width)
+    number = step.state.allocation.number
+    task.change = LayoutChange(layout, placement, reason, step.now_ms, is_width=is_width, decided=number)
     step.set_timer("layout", task.name, step.config.layout_ms_max, "the new layout must be whole in this time")
     step.touch(task)
     return ""
+
+
+def _slots_for(step: Step, task: TaskState, *, is_width: bool) -> dict[str, int]:
+    """A width is made for what is left of the cluster: without a drained node."""
+    slots, known = slots_for(step.state, task), step.state.allocation.nodes
+    return {name: count for name, count in slots.items() if name in known} if is_width else slots
 
 
 def _maybe_begin(step: Step, task: TaskState) -> None:
@@ -89,8 +98,16 @@ def _maybe_begin(step: Step, task: TaskState) -> None:
 
 
 def _is_outdated(step: Step, task: TaskState, change: LayoutChange) -> bool:
-    """A width that the planner does not want any more."""
-    return change.is_width and step.state.allocation.layouts.get(task.name) != change.layout
+    """A width that the planner does not want any more, or not there."""
+    decided = step.state.allocation
+    if not change.is_width or change.decided == decided.number:
+        return False
+    slots, wanted = _slots_for(step, task, is_width=True), Counter(change.placement.values())
+    fits = all(count <= slots.get(node, 0) for node, count in wanted.items())
+    if not fits or decided.layouts.get(task.name) != change.layout:
+        return True
+    change.decided = decided.number
+    return False
 
 
 def _refusal(step: Step, task: TaskState, layout: Layout, is_width: bool) -> str:
@@ -126,7 +143,9 @@ def settle_change(step: Step, task: TaskState) -> None:
     if change.failed:
         call_off(step, task, change.failed)
     elif _is_outdated(step, task, change):
-        call_off(step, task, f"another width was decided: {step.state.allocation.trigger}")
+        call_off(step, task, f"something else was decided: {step.state.allocation.trigger}")
+    elif lost := sorted(n for n in set(change.placement.values()) if step.state.nodes[n].phase is NodePhase.LOST):
+        call_off(step, task, f"{', '.join(lost)}, where roles were to go, is lost")
     elif change.plan is None:
         _maybe_announce(step, task, change)
     elif gone := sorted(_participants(task, change) - task.workers.keys()):
@@ -158,7 +177,8 @@ def _maybe_announce(step: Step, task: TaskState, change: LayoutChange) -> None:
             end_worker(step, task, worker, "another layout is coming: it is built for the present one")
     wanted = [(node, rank, Purpose.JOINER) for rank, node in missing.items() if rank not in joiners]
     if wanted:
-        start_workers(step, task, wanted, change.reason, layout=change.layout)
+        if _has_room(step, task, Counter(node for node, _, _ in wanted)):
+            start_workers(step, task, wanted, change.reason, layout=change.layout)
         return
     nodes = {*task.nodes(), *change.placement.values()}
     if any(step.state.nodes[name].phase is not NodePhase.UP for name in nodes):
@@ -171,6 +191,16 @@ def _maybe_announce(step: Step, task: TaskState, change: LayoutChange) -> None:
     change.plan = announced(step, task, decision, change.layout)
     change.begun_ms = step.now_ms
     tell(step, task)
+
+
+def _has_room(step: Step, task: TaskState, wanted: Counter[str]) -> bool:
+    """For newcomers, now. Who stands by for a role of the present layout makes room; others are waited for."""
+    free = free_slots(step.state)
+    full = {node for node, count in wanted.items() if count > free.get(node, 0)}
+    for node, workers in standbys_of(task).items():
+        for worker in workers if node in full else ():
+            end_worker(step, task, worker, "another layout is coming: it is built for the present one")
+    return not full
 
 
 def tell(step: Step, task: TaskState, only: str = "") -> None:

@@ -158,7 +158,7 @@ class TaskState:
     name: str  # (journal)
     job: Job  # (journal)
     placement: dict[Rank, str] = field(default_factory=dict)  # (journal) role -> node; none for a missing replica's
-    guests: dict[Rank, str] = field(default_factory=dict)  # (journal) of them, roles beside a node's slots (narrowing.py)
+    guests: dict[Rank, str] = field(default_factory=dict)  # (journal) those beside a node's slots (narrowing.py)
     wide: Job | None = None  # (journal) its job as it was before lost nodes made it narrower; None: it is as it was
     on_gpu: bool = False  # (journal) its cluster's slots are GPUs
     phase: TaskPhase = TaskPhase.WAITING

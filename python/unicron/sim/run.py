@@ -30,6 +30,7 @@ NEEDED = {  # kinds of faults that a plant cannot show without
     "read-torn": ("crash_writing",), "old-line": ("replace_node",), "no-confirm": ("kill_in",),
 }  # fmt: skip
 SEVERAL_TASKS = ("wrong-row", "save-without-parts")  # plants that need decisions between tasks
+NODE_WEIGHT = 8.0  # of lost nodes, at least, where shards have copies
 PROGRESS = 8  # iterations after being whole again
 
 
@@ -70,6 +71,8 @@ def _disturbed(options: Options) -> Options:
         options.num_faults += rng.randint(1, 4)
         options.faults_ms = max(options.faults_ms, 4_000.0) * 1.5
     options.weights = drawn_weights(rng, options.coordinators)
+    if any(task.layout.buddy for task in options.tasks):  # whose way on without a node is what there is to see
+        options.weights["node"] = max(options.weights["node"], NODE_WEIGHT)
     options.weights.update(dict.fromkeys(NEEDED.get(options.plant, ()), 30.0))
     if options.plant == "keep-all":
         options.num_faults = 14
