@@ -35,7 +35,7 @@ from unicron.coordinator.state import Purpose, TaskState, node_order
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
 from unicron.coordinator.workers import end_worker, start_workers
-from unicron.messages import ChangeLayout, LayoutReady, Reply
+from unicron.messages import ChangeLayout, LayoutReady, Reply, announced_name
 from unicron.types import Layout, PlanKind
 
 
@@ -218,11 +218,15 @@ def on_layout_ready(step: Step, task: TaskState, body: LayoutReady) -> None:
     if body.epoch <= task.epoch:
         step.refuse("stale_epoch", f"layout of epoch {body.epoch}, now {task.epoch}")
         return
-    if change is None or change.plan is None or change.plan.epoch != body.epoch:
+    plan = change.plan if change is not None and change.plan is not None and change.plan.epoch == body.epoch else None
+    holds_only = body.iteration < 0 and not body.error
+    if change is None or plan is None or (holds_only and body.digest != announced_name(plan)):
         # A former coordinator announced it: they hold, and nobody will ever say that all are ready.
         if task.phase is TaskPhase.RUNNING and not task.lost:
             task.epoch_floor = max(task.epoch_floor, body.epoch)
             _send_back(step, task, "a change of layout that a former coordinator announced is called off")
+        return
+    if holds_only:
         return
     if body.error:
         change.failed = f"{body.worker}: {body.error}"

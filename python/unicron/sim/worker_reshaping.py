@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unicron.healing import events as on
-from unicron.messages import ArenaRequest, ChangeLayout, LayoutReady
+from unicron.messages import ArenaRequest, ChangeLayout, LayoutReady, announced_name
 from unicron.sim.memory import Memory
 from unicron.sim.plants import machine_for
 from unicron.sim.worker_moving import WorkerMoving
@@ -50,6 +50,9 @@ class WorkerReshaping(WorkerMoving):
     def change_layout(self, order: ChangeLayout, iteration: int) -> None:
         self._advance(Stage.SAVE)
         mine = self.goes_over = GoesOver(order, iteration)
+        if iteration >= 0:
+            plan = order.plan
+            self.say(LayoutReady(self.name, self.rank, plan.epoch, -1, digest=announced_name(plan)))
         here = self.world.layouts.setdefault((order.plan.task, order.plan.epoch, order.plan.members), {})
         here[self.name] = iteration
         wanted = {m.worker for m in (*order.former.members, *order.plan.members)}
