@@ -1,11 +1,13 @@
-"""A sharded task whose shards have buddies loses nodes for good: its roles become guests, it goes on narrower, and it is
-wide again when there are slots. With every reason why it waits instead, and everything that may come between."""
+"""A sharded task whose shards have buddies loses nodes for good: its roles become guests, it goes on narrower, and is
+wide again when there are slots. With every reason why it waits instead, and everything that may come between.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from machines import TASK, Coordinator, running
@@ -16,7 +18,7 @@ from unicron.coordinator.layout_change import slots_for
 from unicron.coordinator.narrowing import layout_of, narrows, widths
 from unicron.coordinator.state import Purpose
 from unicron.coordinator.transitions import TaskPhase, WorkerPhase
-from unicron.messages import ChangeLayout, EndWorker, LayoutReady, MoveReady, StartWorkers
+from unicron.messages import ChangeLayout, EndWorker, LayoutReady, MoveReady, StartWorkers, announced_name
 from unicron.runtime.views import describe_view
 from unicron.types import Layout, Outcome, PlanKind
 
@@ -58,6 +60,13 @@ def moved(driver: Coordinator) -> None:
         driver.says(MoveReady(name, driver.rank_of(name), move.plan.epoch, "prepared", -1, joiners))
     for name in joiners:
         driver.says(MoveReady(name, driver.rank_of(name), move.plan.epoch, "moved", 9, joiners))
+
+
+def ended(driver: Coordinator) -> None:
+    """Those who were told to."""
+    for worker in list(driver.task.workers.values()):
+        if worker.phase is WorkerPhase.ENDING:
+            driver.exited(worker.name)
 
 
 def narrowed(layout: Layout = FOUR, lost: str = "", **fields: Any) -> Coordinator:
@@ -246,6 +255,7 @@ def test_the_guest_s_host_is_lost_too() -> None:
     assert pending(driver) == 3
     driver.hello("n3", incarnation=2, slots=1)
     assert pending(driver) == 4, "and so the change to three is off"
+    ended(driver)
     driver.all_up()
     taken_over(driver)
     assert driver.task.job.layout == FOUR
@@ -328,15 +338,38 @@ def test_without_a_way_to_save_it_goes_on_below_what_it_needs() -> None:
 
 def test_where_all_start_again_it_waits_for_the_slots_of_its_layout() -> None:
     """Its target is what it was to change its layout from: too few roles to start with."""
-    driver = at_work(checkpoint_dir="c")
+    driver = at_work(checkpoint_dir="c", understudies=0)
     driver.saved("n0.w0", 5)
     lose(driver, "n3")
-    driver.task.refills[3] = driver.task.job.restart_max + 1  # nobody can take it
-    driver.beat("n0")
-    driver.lost("n1.w0", "signal 9")
-    for name in list(driver.task.workers):
-        driver.exited(name)
-    assert driver.task.phase is TaskPhase.HEALING or not driver.task.placement
+    driver.fire(f"ready/{TASK}")  # nobody is ready in time to be the guest
+    assert driver.task.phase is TaskPhase.WAITING and pending(driver) == 3
+    ended(driver)
+    assert driver.task.phase is TaskPhase.WAITING and not driver.task.workers and driver.task.guests == {}
+    driver.hello("n3", incarnation=2, slots=1)
+    assert driver.task.phase is TaskPhase.STARTING and len(driver.task.placement) == 4
+
+
+def test_a_successor_that_knows_of_no_change_sends_back_who_says_that_it_holds() -> None:
+    """Its predecessor told some of the members, and the others hold because these say so, and know nothing."""
+    driver = at_work()
+    lose(driver, "n3")
+    healed(driver)
+    change = driver.task.change
+    assert change is not None and change.plan is not None
+    holds = LayoutReady("n0.w0", 0, change.plan.epoch, -1, digest=announced_name(change.plan))
+    driver.says(holds)
+    assert driver.task.change is change and not change.ready, "it is known"
+    driver.restart()
+    for node in ("n0", "n1", "n2"):
+        driver.hello(node, slots=1, knows=True)
+    again = driver.task.change
+    assert again is not None and again.plan is not None and again.plan.epoch == holds.epoch
+    driver.says(holds)
+    assert driver.task.change is again, "the same members under the same number: nothing is lost"
+    other = msgspec.structs.replace(change.plan, members=change.plan.members[:-1])
+    driver.says(msgspec.structs.replace(holds, digest=announced_name(other)))
+    plan = driver.task.plan
+    assert plan is not None and plan.kind is PlanKind.RECONNECT and plan.epoch >= holds.epoch
 
 
 # -------------------------------------------------------------------- why it waits
