@@ -15,6 +15,7 @@ from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.invariants import placed_slots
 from unicron.coordinator.layout_change import slots_for
+from unicron.coordinator.layout_times import estimated_s
 from unicron.coordinator.narrowing import layout_of, narrows, widths
 from unicron.coordinator.state import Purpose
 from unicron.coordinator.transitions import TaskPhase, WorkerPhase
@@ -441,3 +442,10 @@ def test_what_a_task_has_to_give_to_others_is_no_place_for_its_new_layout() -> N
     assert slots_for(state, driver.task) == dict.fromkeys(("n0", "n1", "n2", "n3"), 1)
     lose(driver, "n3")
     assert slots_for(state, driver.task) == dict.fromkeys(("n0", "n1", "n2"), 1), "a guest's place is no slot"
+
+
+def test_a_part_that_is_told_longer_than_the_whole_makes_no_negative_time() -> None:
+    """Workers say how long the moving took, by their own clocks; the planner refuses a time below nothing."""
+    driver = narrowed()  # held some milliseconds, of which half a second was the moving
+    known = estimated_s(driver.machine.state, driver.task, FOUR)
+    assert known.basis == "modelled" and known.seconds >= 0.0

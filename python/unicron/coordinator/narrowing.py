@@ -25,7 +25,6 @@ import msgspec
 
 from unicron.coordinator.state import State, TaskState, node_order
 from unicron.coordinator.transitions import NodePhase
-from unicron.healing.buddies import holder_of
 from unicron.types import Layout, Rank
 
 
@@ -74,7 +73,7 @@ def refusal_to_host(state: State, task: TaskState, gone: Collection[Rank]) -> st
     broken = {layout.replica_of(rank) for rank in (*gone, *task.guests)}
     if not set(plan.replicas) - broken:
         return f"{ranks}: no replica is whole without it"
-    bare = [rank for rank in sorted(gone) if _is_gone(state, task, holder_of(plan, rank))]
+    bare = [rank for rank in sorted(gone) if _is_gone(state, task, plan.holder_of(rank))]
     if bare:
         return f"{ranks}: who keeps the copies of the shards of ranks {bare} is gone, too"
     if not _hosts(state, task):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -262,17 +263,12 @@ def parameters(run: Run, layout: Layout) -> int:
 
 def begun_again(run: Run, layout: Layout, first: int = 0, last: int = 1 << 30) -> int:
     """Distinct (iteration, micro-batch) whose forward began more than once at some position, in these iterations."""
-    begun: dict[tuple[int, int, int, int], int] = {}
-    if run.begun:
-        said = [(place, iteration, number, count) for (place, iteration, number), count in run.begun.items()]
-    else:
-        coords = [(layout.coords(rank), *where, count) for (rank, *where), count in run.forwards.items()]
-        said = [((tp, pp), iteration, number, count) for (tp, _, pp), iteration, number, count in coords]
-    for (tp, pp), iteration, micro_batch, count in said:
-        if first <= iteration <= last:
-            key = (tp, pp, iteration, micro_batch)
-            begun[key] = begun.get(key, 0) + count
-    return len({key[2:] for key, count in begun.items() if count > 1})
+    begun: Counter[tuple[tuple[int, int], int, int]] = Counter(run.begun)
+    for (rank, iteration, micro_batch), count in run.forwards.items() if not run.begun else ():
+        tp, _, pp = layout.coords(rank)
+        begun[(tp, pp), iteration, micro_batch] += count
+    again = {(iteration, number) for (_, iteration, number), count in begun.items() if count > 1}
+    return sum(first <= iteration <= last for iteration, _ in again)
 
 
 def other_digests(run: Run, reference: Run, first: int, last: int) -> Iterable[str]:

@@ -340,6 +340,6 @@ class Cluster:
         if task.phase is not TaskPhase.RUNNING or task.plan is None:
             return False
         placed = {m.rank: m.node for m in task.plan.members}
-        is_open = task.lost or task.reports or task.leaving or task.guests
-        is_open = is_open or task.name in self.coordinator.machine.state.allocation.layouts
+        changes = task.name in self.coordinator.machine.state.allocation.layouts
+        is_open = bool(task.lost or task.reports or task.leaving or task.guests) or changes
         return placed == target and not is_open and len(self.members_of(task)) == len(placed)
