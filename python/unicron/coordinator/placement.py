@@ -23,7 +23,7 @@ def free_slots(state: State) -> dict[str, int]:
 
 def held_slots(task: TaskState) -> list[str]:
     """The node of every slot it has: its roles' (a lost role keeps its slot), and those of processes that get ready
-    for a role or whose end is ordered and not seen yet. A standby has its own, also beside the role it was built for."""
+    for a role or whose end is ordered and not seen yet. A standby has its own, also beside the role that it is for."""
     others = [
         w.node for w in task.workers.values()
         if w.purpose in ON_SLOTS and (w.purpose is Purpose.STANDBY or task.placement.get(w.rank) != w.node)
