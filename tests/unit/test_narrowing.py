@@ -373,6 +373,19 @@ def test_a_successor_that_knows_of_no_change_sends_back_who_says_that_it_holds()
     assert plan is not None and plan.kind is PlanKind.RECONNECT and plan.epoch >= holds.epoch
 
 
+def test_a_guest_that_gets_the_slot_beside_it_is_none_any_more() -> None:
+    driver = at_work(Layout(dp=2, num_micro_batches=4, sharded=True, buddy=True))
+    lose(driver, "n1")
+    driver.all_up()
+    assert driver.task.guests == {1: "n0"}
+    driver.hello("n0", slots=2, knows=True)  # its agent offers one slot more
+    healed(driver)
+    assert driver.task.guests == {} and driver.task.placement == {0: "n0", 1: "n0"} and dp(driver) == 2
+    before = facts(driver)
+    driver.restart()
+    assert facts(driver) == before
+
+
 # -------------------------------------------------------------------- why it waits
 
 
@@ -433,7 +446,7 @@ def test_widths_are_what_survives_and_more() -> None:
     assert [widths(driver.task, held) for held in (0, 1, 3, 4)] == [[4], [1, 2, 3, 4], [3, 4], [4]]
     driver = running(Layout(dp=5, num_micro_batches=5, sharded=True, buddy=True), nodes=5, slots=1,
                      replicas_min=1, replicas_unit=2)  # fmt: skip
-    assert [widths(driver.task, held) for held in (0, 2, 4)] == [[1, 3, 5], [2, 3, 5], [4, 5]]
+    assert [widths(driver.task, held) for held in (0, 2, 4)] == [[5], [2, 3, 5], [4, 5]]
 
 
 def test_what_a_task_has_to_give_to_others_is_no_place_for_its_new_layout() -> None:

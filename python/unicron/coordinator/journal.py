@@ -123,8 +123,8 @@ class WorkersStarted(_Entry, frozen=True):
 
 
 class RolesPlaced(_Entry, frozen=True):
-    """Where the roles live when all start again (replaces the former placement). guests: those among them that get no
-    slot there, for the moment."""
+    """Where the roles live from now on (replaces the former placement). guests: those among them that have no slot
+    there, for the moment."""
 
     task: str
     placement: dict[Rank, str]

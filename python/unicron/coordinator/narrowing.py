@@ -36,11 +36,12 @@ def narrows(task: TaskState) -> bool:
 
 def widths(task: TaskState, held: int) -> list[int]:
     """Numbers of replicas that one that narrows may have next, ascending. held: whole replicas that it keeps. It is not
-    made narrower than these for others, because the way there and back costs it time."""
+    made narrower than these for others, because the way there and back costs it time; and without any there is nobody
+    to go over from."""
     job = task.asked
     grid = range(job.replicas_min, job.layout.dp + 1, job.replicas_unit) if job.replicas_min else ()
     if held == 0:
-        return list(grid) or [job.layout.dp]
+        return [task.job.layout.dp]
     return sorted({held, *(count for count in grid or range(held, job.layout.dp + 1) if count >= held)})
 
 
@@ -86,6 +87,11 @@ def _is_gone(state: State, task: TaskState, rank: Rank) -> bool:
     assert task.plan is not None
     member = task.plan.member(rank)
     return member is None or state.nodes[member.node].phase is NodePhase.LOST
+
+
+def still_guests(task: TaskState, moved: Collection[Rank]) -> tuple[Rank, ...]:
+    """When these get homes with a slot."""
+    return tuple(rank for rank in sorted(task.guests) if rank not in moved)
 
 
 def hosts_of(state: State, task: TaskState, gone: Collection[Rank]) -> dict[Rank, str]:

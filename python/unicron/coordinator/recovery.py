@@ -14,7 +14,7 @@ from unicron.coordinator.fitness import PENDING
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import RolesPlaced
 from unicron.coordinator.lifecycle import finish_task, stop_task
-from unicron.coordinator.narrowing import gone_with_their_node, hosts_of, refusal_to_host
+from unicron.coordinator.narrowing import gone_with_their_node, hosts_of, refusal_to_host, still_guests
 from unicron.coordinator.observing import observe
 from unicron.coordinator.placement import free_slots, place_replica
 from unicron.coordinator.plans import Decision, end_leavers, publish
@@ -132,7 +132,7 @@ def _move_homes(step: Step, task: TaskState) -> None:
             moved.update(place_replica(layout, replica, free) or {})
     if moved:
         reason = f"ranks {sorted(moved)} lost their node, and slots are free on {sorted(set(moved.values()))}"
-        step.write(RolesPlaced(task.name, {**task.placement, **moved}), reason)
+        step.write(RolesPlaced(task.name, {**task.placement, **moved}, still_guests(task, moved)), reason)
 
 
 def _invite_guests(step: Step, task: TaskState) -> None:
@@ -144,7 +144,8 @@ def _invite_guests(step: Step, task: TaskState) -> None:
     homes = hosts_of(step.state, task, gone)
     nodes = ", ".join(sorted(set(homes.values()), key=node_order))
     reason = f"ranks {sorted(homes)} lost their node, and no slot is free: guests on {nodes} until the task is narrower"
-    step.write(RolesPlaced(task.name, {**task.placement, **homes}, tuple(sorted(homes))), reason)
+    guests = tuple(sorted({*task.guests, *homes}))
+    step.write(RolesPlaced(task.name, {**task.placement, **homes}, guests), reason)
 
 
 def _has_shrunk(step: Step, node: NodeState) -> bool:

@@ -176,9 +176,8 @@ def _(entry: WorkersStarted, state: State) -> None:
 @apply_entry.register
 def _(entry: RolesPlaced, state: State) -> None:
     task = state.tasks[entry.task]
-    guests = {**task.guests, **{rank: entry.placement[rank] for rank in entry.guests}} if task.plan is not None else {}
     task.placement = dict(entry.placement)
-    task.guests = _guests_left(task, guests)
+    task.guests = {rank: entry.placement[rank] for rank in entry.guests}
 
 
 @apply_entry.register

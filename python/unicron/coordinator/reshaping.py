@@ -16,10 +16,10 @@ from collections import Counter
 
 import msgspec
 
-from unicron.coordinator.journal import AllocationDecided, WidthChanged
+from unicron.coordinator.journal import AllocationDecided, RolesPlaced, WidthChanged
 from unicron.coordinator.layout_change import LayoutChange, place_layout, seats, slots_for
 from unicron.coordinator.layout_times import estimated_s, refusal_to_reach
-from unicron.coordinator.narrowing import is_width
+from unicron.coordinator.narrowing import is_width, still_guests
 from unicron.coordinator.placement import free_slots
 from unicron.coordinator.plans import (
     Decision,
@@ -127,6 +127,17 @@ def _words(layout: Layout) -> str:
 
 
 # ------------------------------------------------------------ the way
+
+
+def settle_guests(step: Step, task: TaskState) -> None:
+    """Whoever has got the slot beside which it is: another task left it, or it was decided so."""
+    if not task.guests:
+        return
+    target, free = step.state.target(task.name), free_slots(step.state)
+    seated = [rank for rank, node in task.guests.items() if target.get(rank) == node and free.get(node, -1) >= 0]
+    if seated:
+        reason = f"ranks {sorted(seated)} are guests no more: there are slots for them"
+        step.write(RolesPlaced(task.name, task.placement, still_guests(task, seated)), reason)
 
 
 def settle_change(step: Step, task: TaskState) -> None:

@@ -8,7 +8,7 @@ from unicron.coordinator.job import Job
 from unicron.types import Budgets, Layout
 
 TASK = "task"
-# Of new workers, and of those in a new layout: a hang there must end before progress is demanded, and twice this is sure.
+# Of new workers, and in a new layout: a hang there must end before progress is demanded, and twice this is sure.
 FIRST_ITERATION_MS = 10_000.0
 
 
