@@ -386,6 +386,18 @@ def test_a_guest_that_gets_the_slot_beside_it_is_none_any_more() -> None:
     assert facts(driver) == before
 
 
+def test_slots_in_places_where_its_groups_do_not_fit_are_a_narrower_layout() -> None:
+    """Six slots for three groups of two, three on each node."""
+    layout = Layout(tp=2, dp=3, num_micro_batches=6, sharded=True, buddy=True)
+    driver = running(layout, nodes=3, slots=3)
+    node = next(iter(driver.task.placement.values()))
+    driver.feed(on.DrainRequested("d", node, True))
+    assert pending(driver) == 2 and len(driver.machine.state.target(TASK)) == 4
+    taken_over(driver)
+    healed(driver)
+    assert dp(driver) == 2 and node not in driver.task.placement.values()
+
+
 # -------------------------------------------------------------------- why it waits
 
 

@@ -130,6 +130,7 @@ def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Plann
         planned, decision, from_table, words = _ask(question)
         layouts = _layouts(question, decision)
         targets = _targets(question, _at_home(question, decision, layouts), planned)
+        _narrow_what_has_no_place(question, targets, layouts)
         homeless = _homeless(question, targets)
         if not homeless:
             break
@@ -350,6 +351,17 @@ def _layouts(question: Question, decision: Decision | None) -> dict[str, Layout]
         elif other is not None and slots not in _widths(task):
             found[task.name] = other[0]
     return found
+
+
+def _narrow_what_has_no_place(question: Question, targets: Targets, layouts: dict[str, Layout]) -> None:
+    """There are slots for all of it, but not in places its groups fit into: for one that narrows that is a width."""
+    for task in question.chosen:
+        layout, roles = task.job.layout, targets.get(task.name, {})
+        if not narrows(task) or task.name in layouts or len(roles) in (0, layout.world_size):
+            continue
+        layouts[task.name] = layout_of(task, len(roles) // layout.replica_size)
+        whole = question.whole(task)
+        targets[task.name] = {rank: node for rank, node in roles.items() if layout.replica_of(rank) in whole}
 
 
 def _widths(task: TaskState) -> set[int]:
