@@ -258,6 +258,8 @@ def shrink_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
         back = Act("start_agent", SHRINK_ITERATIONS, node, when_dp=narrow)
         scenario = _node_dies("the task goes on narrower until it is back", case, layout, faults, back)
         expect = replace(from_buddies(scenario.expect, layout), outcome="resized", is_grown=True, narrowed_to=narrow)
+        if case.again:  # the incident tells where the heirs of the newest plan had it from
+            expect = replace(expect, state_sources=(*expect.state_sources, "own_arena"))
         return replace(scenario, expect=expect, extra_s=EXTRA_S)
     # Not before the task is over: then everything is put right for the next.
     back = Act("start_agent", NEVER, node_of(layout, faults[-1].rank))
