@@ -13,6 +13,7 @@ import pytest
 from machines import TASK, Coordinator, running
 from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
+from unicron.coordinator.demand import demand_of, least_slots
 from unicron.coordinator.invariants import placed_slots
 from unicron.coordinator.layout_change import slots_for
 from unicron.coordinator.layout_times import estimated_s
@@ -474,3 +475,12 @@ def test_a_part_that_is_told_longer_than_the_whole_makes_no_negative_time() -> N
     driver = narrowed()  # held some milliseconds, of which half a second was the moving
     known = estimated_s(driver.machine.state, driver.task, FOUR)
     assert known.basis == "modelled" and known.seconds >= 0.0
+
+
+def test_what_is_admitted_can_be_planned() -> None:
+    """Also where what it holds is counted to others: it was admitted for the width that survives, and the planner was
+    told that it needs all (found by the swarm)."""
+    driver = at_work()
+    demand = demand_of(driver.task, {}, 3, 1, {3: 10.0})
+    assert (demand.workers.min, demand.least, demand.relayout_s) == (3, 3, {3: 10.0})
+    assert least_slots(driver.task, 3) == 3 and demand.waf(3) > 0
