@@ -695,3 +695,18 @@ def test_slots_that_shall_go_to_another_task_are_no_place_for_a_layout() -> None
     targets = {**state.allocation.targets, "u": {0: "n1"}}
     state.allocation = msgspec.structs.replace(state.allocation, targets=targets)
     assert slots_for(state, task) == {"n0": 1, "n2": 1}
+
+
+def test_a_node_whose_roles_went_elsewhere_hears_so_when_it_is_back() -> None:
+    """100725: it was cut off, not dead, and kept their arenas; a role came back to it and found a state of long ago."""
+    layout = Layout(dp=4, num_micro_batches=4, sharded=True, buddy=True)
+    driver = running(layout, nodes=4, slots=1, config=CONFIG)
+    before = driver.task.plan
+    assert before is not None
+    driver.disconnected("n3")
+    driver.probed("n3", "gone")
+    assert driver.task.epoch == 2 and driver.task.placement[3] == "n0"
+    hello = AgentHello("n3", 1, 1, 1, "tcp://n3:7000", "key", (), (before,), "")
+    driver.feed(on.AgentMessage("n3", hello))
+    told = [message.plan for message in driver.sent(PublishEpoch)]
+    assert told == [driver.task.plan], "its agent drops the arena of a role that has a home elsewhere"

@@ -147,7 +147,13 @@ def _catch_up(step: Step, task: TaskState, name: str, hello: AgentHello) -> None
     if task.is_over and (plan is not None or any(status.task == task.name for status in hello.workers)):
         tell_over(step, task, name)
     behind = plan is None or plan.epoch < task.epoch
-    if task.plan is None or task.is_over or name not in task.nodes():
+    if task.plan is None or task.is_over:
+        return
+    if name not in task.nodes():
+        if plan is not None and behind:  # roles that went elsewhere left arenas there, which nobody may find any more
+            step.send(
+                name, PublishEpoch(task.plan), f"{name} missed epoch {task.epoch}, and may keep what was its part"
+            )
         return
     if behind:
         step.send(name, PublishEpoch(task.plan), f"{name} missed epoch {task.epoch}")
