@@ -101,6 +101,13 @@ def turned_away(state: State, message: AgentHello | AgentHeartbeat) -> tuple[End
 def _reconcile(step: Step, name: str, hello: AgentHello) -> None:
     """Agents know which workers live; the journal knows the epochs. Each wins for its own."""
     here = {status.worker: status for status in hello.workers}
+    for status in hello.workers:  # first: who has ended hears of no plan, in which its role is another's by now
+        if step.state.task_of_worker(status.worker) is None:
+            step.send(
+                name,
+                EndWorker(status.task, status.worker, "no live worker of a known task"),
+                f"{status.worker} outlived what it was started for",
+            )
     for task in step.state.tasks.values():
         for worker in [w for w in task.workers.values() if w.node == name]:
             if worker.name in here:
@@ -111,13 +118,6 @@ def _reconcile(step: Step, name: str, hello: AgentHello) -> None:
             else:
                 _absent(step, task, worker.name)
         _catch_up(step, task, name, hello)
-    for status in hello.workers:
-        if step.state.task_of_worker(status.worker) is None:
-            step.send(
-                name,
-                EndWorker(status.task, status.worker, "no live worker of a known task"),
-                f"{status.worker} outlived what it was started for",
-            )
 
 
 def _absent(step: Step, task: TaskState, name: str) -> None:
