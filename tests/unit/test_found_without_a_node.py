@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from machines import running
+from machines import Agent, running
+from unicron.agent.actions import SendWorker
 from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.layout_change import slots_for
 from unicron.coordinator.placement import held_slots
 from unicron.coordinator.state import Purpose
-from unicron.messages import AgentHello, PublishEpoch
-from unicron.types import Layout
+from unicron.messages import AgentHello, EndWorker, PublishEpoch
+from unicron.types import EpochPlan, Layout, Member, PlanKind
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
 
@@ -59,3 +60,15 @@ def test_a_node_whose_roles_went_elsewhere_hears_so_when_it_is_back() -> None:
     driver.feed(on.AgentMessage("n3", hello))
     told = [message.plan for message in driver.sent(PublishEpoch)]
     assert told == [driver.task.plan], "its agent drops the arena of a role that has a home elsewhere"
+
+
+def test_who_is_being_ended_hears_of_no_plan_in_which_another_has_its_role() -> None:
+    """401634: its node was cut off and is back; it took the plan for its own before the kill was through."""
+    agent = Agent()
+    agent.live(("n0.w0", 1, 0, False))
+    layout = Layout(dp=2, num_micro_batches=4)
+    members = (Member(0, "n1", "n1.w0"), Member(1, "n2", "n2.w0"))
+    plan = EpochPlan("t", 4, PlanKind.REPLACE, layout, (0, 1), members, (0,), (0,))
+    agent.order(EndWorker("t", "n0.w0", "no live worker of a known task"))
+    agent.order(PublishEpoch(plan))
+    assert agent.of(SendWorker) == []

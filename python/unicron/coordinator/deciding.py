@@ -383,12 +383,19 @@ def _targets(question: Question, decision: Decision | None, planned: Planned) ->
     if decision is None:
         return {}
     targets = _placed(question, decision, planned)
+    if _is_too_much(question, targets):  # who goes over to another layout stays for now where another was to come
+        return _first_fit(question, decision)
     for task in question.chosen:
         survived = question.whole(task)
         kept = {r for r in survived if targets.get(task.name, {}).items() >= _roles(question, task, r).items()}
         if survived and not kept and targets.get(task.name):
             return _first_fit(question, decision)  # nobody is moved away whole to make room
     return targets
+
+
+def _is_too_much(question: Question, targets: Targets) -> bool:
+    wanted = Counter(node for roles in targets.values() for node in roles.values())
+    return any(count > question.facts.nodes.get(node, 0) for node, count in wanted.items())
 
 
 def _roles(question: Question, task: TaskState, replica: int) -> dict[Rank, str]:
