@@ -7,11 +7,12 @@ import msgspec
 from machines import Agent, running
 from unicron.agent.actions import SendWorker
 from unicron.coordinator import events as on
+from unicron.coordinator.actions import SendAgent
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.layout_change import slots_for
 from unicron.coordinator.placement import held_slots
 from unicron.coordinator.state import Purpose
-from unicron.messages import AgentHello, EndWorker, PublishEpoch
+from unicron.messages import AgentHello, EndWorker, LayoutReady, PublishEpoch
 from unicron.types import EpochPlan, Layout, Member, PlanKind
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
@@ -72,3 +73,19 @@ def test_who_is_being_ended_hears_of_no_plan_in_which_another_has_its_role() -> 
     agent.order(EndWorker("t", "n0.w0", "no live worker of a known task"))
     agent.order(PublishEpoch(plan))
     assert agent.of(SendWorker) == []
+
+
+def test_a_layout_is_not_decided_while_a_node_does_not_hear() -> None:
+    """400756: after a jump of the clock both were suspected; the plan was sent to nobody, and nobody sent it again."""
+    small, wide = Layout(dp=2, num_micro_batches=4), Layout(tp=2, num_micro_batches=4)
+    driver = running(small, nodes=2, slots=1, config=CONFIG, layouts=(small, wide))
+    driver.feed(on.ReshapeRequested("r2", "t", {"tp": 2, "pp": 1, "dp": 1}))
+    change = driver.task.change
+    assert change is not None and change.plan is not None
+    driver.fire("silence/n1")
+    for name in ("n0.w0", "n1.w0"):
+        rank = next(m.rank for m in change.plan.members if m.worker == name)
+        driver.says(LayoutReady(name, rank, change.plan.epoch, 7, "", "d"))
+    assert driver.task.epoch == 1, "n1 would not hear of it"
+    driver.beat("n1")
+    assert driver.task.epoch == 2 and {a.node for a in driver.actions if isinstance(a, SendAgent)} >= {"n0", "n1"}

@@ -161,8 +161,14 @@ def settle_change(step: Step, task: TaskState) -> None:
         _maybe_announce(step, task, change)
     elif gone := sorted(_participants(task, change) - task.workers.keys()):
         call_off(step, task, f"{', '.join(gone)} took part and is gone")
-    elif change.ready.keys() >= _participants(task, change):
+    elif change.ready.keys() >= _participants(task, change) and _all_hear(step, task, change):
         _decide(step, task, change)
+
+
+def _all_hear(step: Step, task: TaskState, change: LayoutChange) -> bool:
+    """A plan cannot reach a node that is suspected: its return, or its verdict, comes first."""
+    nodes = {*task.nodes(), *change.placement.values()}
+    return all(step.state.nodes[name].phase is NodePhase.UP for name in nodes)
 
 
 def _members(task: TaskState) -> dict[str, list[str]]:
@@ -191,8 +197,7 @@ def _maybe_announce(step: Step, task: TaskState, change: LayoutChange) -> None:
         if _has_room(step, task, Counter(node for node, _, _ in wanted)):
             start_workers(step, task, wanted, change.reason, layout=change.layout)
         return
-    nodes = {*task.nodes(), *change.placement.values()}
-    if any(step.state.nodes[name].phase is not NodePhase.UP for name in nodes):
+    if not _all_hear(step, task, change):
         return
     if not all(worker.phase is WorkerPhase.READY for worker in joiners.values()):
         return
