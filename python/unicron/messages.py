@@ -17,6 +17,7 @@ Three boundaries:
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import msgspec
@@ -28,6 +29,13 @@ MESSAGE_BYTES_MAX = 4 << 20
 # What msgspec raises for bytes that are no message: also text that is no UTF-8, and nesting without end.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 TEXT_CHARS_MAX = 16_384  # exception texts, reasons: truncated at the door, by the sender
+
+
+def announced_name(plan: EpochPlan) -> str:
+    """Tells plans apart that two coordinators announced under one number."""
+    layout = plan.layout
+    names = ",".join(f"{member.rank} {member.worker}" for member in plan.members)
+    return f"{layout.tp},{layout.pp},{layout.dp} {zlib.crc32(names.encode()):08x}"
 
 
 def cut(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
@@ -130,7 +138,11 @@ class Saved(_Message, frozen=True):
 
 
 class LayoutReady(_Message, frozen=True):
-    """ChangeLayout is done as far as this worker is concerned, or cannot be done (error): what it was, and its cost."""
+    """ChangeLayout is done as far as this worker is concerned, or cannot be done (error): what it was, and its cost.
+
+    Before that a member says, with iteration -1 and no error, that it holds for it: should the coordinator that
+    announced it be gone, the next one knows that somebody waits. digest is then announced_name(plan).
+    """
 
     worker: str
     rank: Rank  # in the new layout; -1: it leaves

@@ -159,6 +159,11 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """(tp, dp, pp) of a rank."""
         return rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
 
+    def further(self, rank: Rank, step: int) -> Rank:
+        """The same place so many replicas further, around."""
+        peers = self.peers(rank)
+        return peers[(self.replica_of(rank) + step) % len(peers)]
+
     def replica_of(self, rank: Rank) -> int:
         return self.coords(rank)[1] // self.ep
 
@@ -265,6 +270,20 @@ class EpochPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if at < len(self.members) and self.members[at].rank == rank:
             return self.members[at]
         return next((m for m in self.members if m.rank == rank), None)
+
+    def buddy_distance(self) -> int:
+        """How many replicas further the holder of a shard's copy is (healing/buddies.py): the least number that puts
+        most copies on another node."""
+        nodes = {member.rank: member.node for member in self.members}
+
+        def apart(step: int) -> int:
+            return sum(nodes[rank] != nodes[self.layout.further(rank, step)] for rank in nodes)
+
+        return max(range(1, self.layout.num_replicas), key=lambda step: (apart(step), -step))
+
+    def holder_of(self, rank: Rank) -> Rank:
+        """Who keeps the copy of this rank's shard."""
+        return self.layout.further(rank, self.buddy_distance())
 
     def wounded(self) -> tuple[int, ...]:
         """Live replicas in which a rank was touched."""

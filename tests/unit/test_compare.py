@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -403,3 +404,19 @@ def test_random_kills_are_a_function_of_the_seed():
     assert one.faults == same.faults != other.faults and len(one.faults) == 30
     iterations = [fault.iteration for fault in one.faults]
     assert iterations == sorted(iterations) and iterations[-1] < one.iterations - 5
+
+
+def test_a_layout_that_did_not_become_narrower_and_wide_again_is_told(healed, reference):
+    expect = dataclasses.replace(scenarios.make("kill-compute", LAYOUT).expect, outcome="resized", narrowed_to=3)
+    result = verdict(healed, reference)
+    observed = judge.Observed((), {"replicas": [0, 1, 2, 3], "layout_changes": [{"to": "1,1,3,sharded"}]})
+    (wrong,) = [text for text in judge._resized(result, observed, expect, LAYOUT) if "its layout had" in text]
+    assert wrong == "its layout had [3] replicas, one after the other, must be [3, 4]"
+
+
+def test_a_rank_of_another_layout_is_compared_by_its_place(tmp_path):
+    wide = Layout(pp=2, dp=2, num_micro_batches=4)
+    run = results.Run(states={1: {"place": [0, 1], "sha256": "b"}, 0: {"place": [0, 0], "sha256": "a"}})
+    assert judge.ranks_at(run, wide) == {(0, 0): [0], (0, 1): [1]}
+    run.begun.update({((0, 0), 3, 1): 1, ((0, 1), 3, 1): 1, ((0, 1), 4, 0): 2})
+    assert judge.begun_again(run, wide) == 1, "two stages of one micro-batch are no repetition"

@@ -92,3 +92,18 @@ def test_shard_and_buddy_lost_together() -> None:
 def test_without_buddies_copies_are_not_looked_at() -> None:
     layout = msgspec.structs.replace(LAYOUT, buddy=False)
     assert resolve_world(plan(layout), [at(0, 7, (3, 7)), at(1, 7), at(2, 7), LOST]).lost_positions == (0,)
+
+
+def test_shards_that_came_without_copies_are_copied_at_the_meeting() -> None:
+    """From another layout, or from another node by a move: a node that is lost in the next iteration must take nothing
+    with it. Else the gather waits for the step, as always."""
+    bare = [at(rank, 7) for rank in range(4)]
+    assert resolve_world(plan(), bare).gather
+    copied = [at(rank, 7, ((rank - 1) % 4, 7)) for rank in range(4)]
+    assert not resolve_world(plan(), copied).gather
+    older = [at(rank, 7, ((rank - 1) % 4, 6)) for rank in range(4)]
+    assert resolve_world(plan(), older).gather
+    first = [at(rank, 0) for rank in range(4)]
+    assert not resolve_world(plan(), first).gather, "before the first step there is nothing to lose"
+    alone = plan(Layout(dp=4, num_micro_batches=8, sharded=True))
+    assert not resolve_world(alone, bare).gather

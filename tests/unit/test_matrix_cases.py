@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from unicron.demo import histories, matrix
-from unicron.demo.matrix_cases import REPLACE, ROWS, SHRINK_AGAIN, Case, Row, shrink_scenario
+from unicron.demo.matrix_cases import REPLACE, ROWS, SHRINK, SHRINK_AGAIN, Case, Row, shrink_scenario
 from unicron.demo.results import Run
 from unicron.demo.runner import layout_of
 from unicron.demo.scenarios import Act
@@ -56,6 +56,22 @@ def test_every_fault_has_a_place_and_no_rank_has_two(row: Row) -> None:
         assert len({fault.rank for fault in faults}) == len(faults), case.name
         for fault in faults:
             assert fault.rank < layout.world_size and fault_kind(fault.fault) and fault_point(fault.point)
+
+
+def test_rows_with_buddies_lose_nodes_for_good_and_others_of_the_distributed_optimizer_do_not() -> None:
+    shrunk = names_of("1,1,4-distributed-buddy", matrix.SHRUNK)
+    assert {"step", "gather-inside", "buddy"} <= shrunk and "settle-inside" not in shrunk
+    assert "settle-inside" in names_of("1,2,2-distributed-buddy-3", matrix.SHRUNK)
+    assert not names_of("1,1,4-distributed", matrix.SHRUNK) and "gather" not in names_of("1,1,4", matrix.SHRUNK)
+
+
+def test_where_buddies_are_the_node_comes_back_when_the_layout_is_narrower_and_it_must_be_wide_again() -> None:
+    (case,) = [case for case in SHRINK if case.name == "step"]
+    scenario = shrink_scenario(case, ROW["1,1,4-distributed-buddy-3"].layout(), 0)
+    (back,) = scenario.acts
+    assert (back.do, back.when_dp, scenario.expect.narrowed_to, scenario.expect.is_grown) == ("start_agent", 3, 3, True)
+    assert (scenario.expect.outcome, scenario.expect.iterations_lost_max) == ("resized", 4)
+    assert shrink_scenario(case, ROW["1,1,4-distributed-buddy"].layout(), 0).expect.iterations_lost_max == 0
 
 
 def test_again_and_again_is_a_death_in_the_recovery_of_a_recovery_of_a_recovery() -> None:
@@ -126,3 +142,14 @@ def test_only_rows_whose_script_asks_for_overlap_reduce_under_the_backward() -> 
     eager = {"eager-before", "eager-inside", "eager-seen-by-others", "exception-eager-inside"}
     assert eager <= names_of("1,2,2-distributed-overlap") & names_of("1,1,4-overlap")
     assert not eager & names_of("1,1,4") and {"eager-inside"} <= names_of("1,1,4-overlap", matrix.SHRUNK)
+
+
+def test_histories_with_buddies_lose_nodes_without_spare_slots() -> None:
+    layout = layout_of(1, 1, 4, sharded=True, exact=True, buddy=True)
+    made = [histories.history(layout, seed) for seed in range(60)]
+    lost = [[fault.fault for fault in history.faults].count("node") for history in made]
+    assert set(lost) == {0, 1, 2} and all(not history.spares and not history.layouts for history in made)
+    widths = {tuple(act.when_dp for act in history.acts) for history in made}
+    assert {(), (0,), (3,), (2, 0)} == widths, "back at once, when narrower, and when narrower still"
+    fixed = [histories.history(layout, seed, may_move=False) for seed in range(60)]
+    assert {act.when_dp for history in fixed for act in history.acts} == {0}

@@ -214,3 +214,10 @@ def test_a_run_that_waits_for_nothing_is_told_no_end(tmp_path):
 def test_what_does_not_come_is_waited_for(tmp_path):
     run(tmp_path, plain(acts=(Act("kill_agent", 5, 1),), extra_s=60.0))  # nobody saw the agent die
     assert not (tmp_path / "end").exists()
+
+
+def test_a_node_may_come_back_only_when_the_task_is_narrow(tmp_path):
+    cluster, *_ = run(tmp_path, plain(acts=(Act("start_agent", 2, 1, when_dp=1),)))
+    assert not cluster.calls, "it has two replicas all the time"
+    cluster, *_ = run(tmp_path, plain(acts=(Act("start_agent", 2, 1, when_dp=2),)))
+    assert [call[0] for call in cluster.calls] == ["start_agent"]

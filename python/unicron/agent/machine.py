@@ -242,7 +242,8 @@ class AgentMachine:
         arenas.settle_staged(step, plan)
         arenas.settle_moved(step, plan)
         for worker in self.state.of_task(plan.task):
-            if not worker.is_dead:
+            is_ending = bool(worker.end_reason) and all(m.worker != worker.name for m in plan.members)
+            if not worker.is_dead and not is_ending:  # it would take the plan for its own: another has its role
                 lives.forward_plan(step, worker, message)
                 if plan.member(worker.rank) is not None and not worker.waiting:
                     arenas.role_taken(step, worker)

@@ -62,5 +62,12 @@ def _print_layouts(view: dict[str, Any]) -> None:
     for move in view["layout_changes"][-1:]:
         moved = (move["bytes_node"] + move["bytes_cross"]) / 2**20
         print(f"last change of layout: {move['from']} -> {move['to']}, {move['held_s']:.3g} s, {moved:.3g} MiB moved")
+    if view["wide"] != view["layout"]:
+        print(
+            f"narrower than asked for, until there are slots again: dp {view['layout']['dp']} of {view['wide']['dp']}"
+        )
+    if view["guests"]:
+        guests = ", ".join(f"{rank} on {node}" for rank, node in view["guests"].items())
+        print(f"guests, beside the slots, until it is narrower or there are slots: ranks {guests}")
     if view["layout_change_refused"]:
         print(f"a change of layout was called off: {view['layout_change_refused']}")

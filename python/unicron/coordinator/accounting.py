@@ -47,7 +47,7 @@ def note_accounts(step: Step) -> None:
     """At the end of a step: one entry for every task whose kind, width or WAF changed."""
     for task in step.state.tasks.values():
         kind = kind_of(task)
-        slots = 0 if kind in ("over", "queued", "waiting", "suspended") else len(task.placement)
+        slots = 0 if kind in ("over", "queued", "waiting", "suspended") else len(task.slotted)
         replicas = slots // task.job.layout.replica_size
         waf = task.job.weight * throughput_of(task, replicas) if kind == "running" and replicas else 0.0
         known = task.accounts
@@ -106,7 +106,7 @@ def note_transition(step: Step, task: TaskState, kind: str) -> None:
 def note_speed(step: Step, task: TaskState) -> None:
     """From the heartbeats: seconds of an iteration at the present width, where that is news."""
     plan = task.plan
-    if plan is None or task.phase is not TaskPhase.RUNNING or task.leaving:
+    if plan is None or task.phase is not TaskPhase.RUNNING or task.leaving or task.guests:
         task.meter = None
         return
     if task.meter is None or task.meter[0] != plan.epoch:

@@ -12,6 +12,7 @@ from unicron.coordinator.starting import wait_for_slots
 from unicron.coordinator.state import TaskState
 from unicron.coordinator.step import Step
 from unicron.coordinator.symptoms import member_speaks, speaker
+from unicron.coordinator.transitions import NodePhase
 from unicron.messages import Healed, Saved
 from unicron.types import Outcome, PlanKind, StateSource
 
@@ -82,8 +83,10 @@ def close_healing(step: Step, task: TaskState, reason: str) -> None:
     for incident in step.state.open_incidents(task.name):
         if not incident.epoch:
             continue
-        resized = incident.kind is PlanKind.SHRINK
-        missing = max(incident.slots - len(task.placement), 0) if resized else 0
+        node = step.state.nodes.get(incident.node)
+        lends = bool(task.guests) and node is not None and node.phase is NodePhase.LOST
+        resized = incident.kind is PlanKind.SHRINK or lends
+        missing = max(incident.slots - len(task.slotted), 0) if resized else 0
         step.change_incident(
             incident,
             closing,

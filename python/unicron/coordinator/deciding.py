@@ -17,6 +17,7 @@ from unicron.coordinator.admission import admitted
 from unicron.coordinator.allocation import Allocation
 from unicron.coordinator.demand import can_leave, demand_of, kept_slots, least_slots
 from unicron.coordinator.layout_times import for_planner
+from unicron.coordinator.narrowing import layout_of, narrows
 from unicron.coordinator.placement import place_replica
 from unicron.coordinator.planned import Planned
 from unicron.coordinator.standing_by import standbys_for
@@ -89,7 +90,8 @@ def _homes(state: State, task: TaskState) -> dict[Rank, str]:
     if len(homes) == len(wanted) or len(homes) * layout.replica_size >= least_slots(task, len(homes)):
         return target
     for replica, roles in lived.items():
-        if all(state.nodes[node].phase is not NodePhase.LOST for node in roles.values()):
+        is_guest = not roles.keys().isdisjoint(task.guests)
+        if not is_guest and all(state.nodes[node].phase is not NodePhase.LOST for node in roles.values()):
             homes.setdefault(replica, roles)
     return {rank: node for replica in sorted(homes) for rank, node in homes[replica].items()}
 
@@ -128,6 +130,7 @@ def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Plann
         planned, decision, from_table, words = _ask(question)
         layouts = _layouts(question, decision)
         targets = _targets(question, _at_home(question, decision, layouts), planned)
+        _narrow_what_has_no_place(question, targets, layouts)
         homeless = _homeless(question, targets)
         if not homeless:
             break
@@ -235,7 +238,7 @@ def _in_table(question: Question) -> Asked | None:
 
 
 def _is_rigid(state: State, name: str) -> bool:
-    return state.tasks[name].job.replicas_min == 0
+    return state.tasks[name].job.replicas_min == 0 or narrows(state.tasks[name])
 
 
 def _direct(question: Question) -> Asked:
@@ -272,7 +275,8 @@ def _cluster(question: Question, there: dict[str, int]) -> Cluster:
             continue  # there is nothing that it could leave
         whole = sum(holds.values()) // size
         surviving = whole if task.name in question.gone else question.surviving[task.name]
-        relayout_s = {slots: seconds for slots, (_, seconds) in for_planner(state, task).items()} if holds else {}
+        others = for_planner(state, task, surviving) if holds or narrows(task) else {}
+        relayout_s = {slots: seconds for slots, (_, seconds) in others.items()}
         demands.append(demand_of(task, holds, surviving, widest, relayout_s))
     return Cluster(nodes, tuple(demands), 0, False, failures_of(state), transitions_of(state))
 
@@ -339,11 +343,25 @@ def _layouts(question: Question, decision: Decision | None) -> dict[str, Layout]
     if decision is None:
         return found
     for task in question.chosen:
-        slots = decision.allocation[task.name]
-        other = for_planner(question.state, task).get(slots)
-        if other is not None and slots not in _widths(task):
+        slots, layout = decision.allocation[task.name], task.job.layout
+        other = for_planner(question.state, task, question.surviving[task.name]).get(slots)
+        if narrows(task):  # fewer replicas than its layout has are no width of it, but a state to get out of
+            if slots != layout.world_size:
+                found[task.name] = other[0] if other else layout_of(task, slots // layout.replica_size)
+        elif other is not None and slots not in _widths(task):
             found[task.name] = other[0]
     return found
+
+
+def _narrow_what_has_no_place(question: Question, targets: Targets, layouts: dict[str, Layout]) -> None:
+    """There are slots for all of it, but not in places its groups fit into: for one that narrows that is a width."""
+    for task in question.chosen:
+        layout, roles = task.job.layout, targets.get(task.name, {})
+        if not narrows(task) or task.name in layouts or len(roles) in (0, layout.world_size):
+            continue
+        layouts[task.name] = layout_of(task, len(roles) // layout.replica_size)
+        whole = question.whole(task)
+        targets[task.name] = {rank: node for rank, node in roles.items() if layout.replica_of(rank) in whole}
 
 
 def _widths(task: TaskState) -> set[int]:
@@ -365,12 +383,19 @@ def _targets(question: Question, decision: Decision | None, planned: Planned) ->
     if decision is None:
         return {}
     targets = _placed(question, decision, planned)
+    if _is_too_much(question, targets):  # who goes over to another layout stays for now where another was to come
+        return _first_fit(question, decision)
     for task in question.chosen:
         survived = question.whole(task)
         kept = {r for r in survived if targets.get(task.name, {}).items() >= _roles(question, task, r).items()}
         if survived and not kept and targets.get(task.name):
             return _first_fit(question, decision)  # nobody is moved away whole to make room
     return targets
+
+
+def _is_too_much(question: Question, targets: Targets) -> bool:
+    wanted = Counter(node for roles in targets.values() for node in roles.values())
+    return any(count > question.facts.nodes.get(node, 0) for node, count in wanted.items())
 
 
 def _roles(question: Question, task: TaskState, replica: int) -> dict[Rank, str]:

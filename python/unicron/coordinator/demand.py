@@ -1,11 +1,13 @@
 """A task as the planner sees it: which numbers of slots it can take now, and T(t, x) for each.
 
 The planner changes a task's width in whole replicas (tp x pp slots) of its present layout, or brings it into another
-layout whose speed the job states; how long that takes stands in layout_times.py.
+layout whose speed the job states, or which is a width of one that narrows (narrowing.py); how long that takes stands in
+layout_times.py.
 """
 
 from __future__ import annotations
 
+from unicron.coordinator.narrowing import narrows, widths
 from unicron.coordinator.state import TaskState
 from unicron.planner.cluster import FLOPS_MAX, WEIGHT_MAX, Task, Workers
 
@@ -32,7 +34,7 @@ def throughput_of(task: TaskState, replicas: int) -> float:
     """T(t, x) in FLOP/s at this number of replicas: measured where it has run, else what the job states or the model
     says, scaled by what was measured elsewhere; below what the task needs 0 (Unicron, WAF)."""
     job = task.job
-    if job.managed and job.replicas_min and replicas < job.replicas_min:
+    if job.managed and replicas < task.asked.replicas_min:
         return 0.0
     if not job.measured or not task.measured_s:
         return _stated(task, replicas)
@@ -78,15 +80,18 @@ def demand_of(
     layout = task.job.layout
     size = layout.replica_size
     held = sum(holds.values()) // size
-    counts = sorted({*replica_counts(task, min(surviving, held)), *([held] if held else [])})
+    kept = min(surviving, held)
+    counts = sorted({*replica_counts(task, kept), *([held] if held else [])})
     others = {slots: s for slots, s in relayout_s.items() if slots % size or slots // size not in counts}
+    by_change = [slots // size for slots in others if slots % size == 0] if narrows(task) else []
+    known, stated = [*counts, *by_change], others.keys() & task.job.throughput.keys()
     group = next((group for group in (size, layout.tp) if group <= widest), 1)
     return Task(
         name=task.name,
-        workers=Workers(counts[0] * size, layout.num_replicas * size, size),
+        workers=Workers(min(known) * size, max(layout.num_replicas, *known) * size, size),
         throughput={
-            **{slots: min(_in_other_layout(task, slots), FLOPS_MAX) for slots in others},
-            **{count * size: min(throughput_of(task, count), FLOPS_MAX) for count in counts},
+            **{slots: min(_in_other_layout(task, slots), FLOPS_MAX) for slots in sorted(stated)},
+            **{count * size: min(throughput_of(task, count), FLOPS_MAX) for count in known},
         },
         weight=min(task.job.weight, WEIGHT_MAX),
         group=group,
@@ -99,7 +104,7 @@ def demand_of(
 
 def least_slots(task: TaskState, surviving: int) -> int:
     """Slots below which it does not run; surviving: replicas it has."""
-    counts = replica_counts(task, surviving)
+    counts = widths(task, surviving) if narrows(task) else replica_counts(task, surviving)
     least = next((count for count in counts if throughput_of(task, count) > 0), counts[0])
     return least * task.job.layout.replica_size
 
@@ -108,7 +113,7 @@ def kept_slots(task: TaskState, surviving: int) -> int:
     """Slots below which it is not admitted: those it needs. One that cannot leave keeps what survives, even below that:
     to stop it would lose all it has done."""
     least = least_slots(task, surviving)
-    if surviving and not can_leave(task) and not task.job.layout.sharded:
+    if surviving and not can_leave(task) and (not task.job.layout.sharded or narrows(task)):
         return min(least, surviving * task.job.layout.replica_size)
     return least
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from unicron.coordinator.demand import can_leave
 from unicron.coordinator.leaving import leave
 from unicron.coordinator.moves import movable
+from unicron.coordinator.narrowing import narrows
 from unicron.coordinator.placement import free_slots
 from unicron.coordinator.plans import Decision, end_leavers, publish
 from unicron.coordinator.state import Purpose, TaskState, WorkerState
@@ -32,6 +33,8 @@ def settle_width(step: Step, task: TaskState) -> None:
         if _nodes_up(step, task):
             leave(step, task, why(step, task))
         return
+    if narrows(task) and task.name in step.state.allocation.layouts:
+        return  # its width changes with its layout, as soon as nothing else is the matter
     layout = task.job.layout
     placed = {m.rank: m.node for m in plan.members}
     moves = movable(step, task)  # what lives elsewhere than it shall goes there (moves.py)

@@ -28,7 +28,7 @@ def check(state: State, config: CoordinatorConfig) -> None:
 
 
 def _check_slots(state: State) -> None:
-    """No slot has two roles, and what was decided fits."""
+    """No slot has two roles, guests apart, who are there beside the slots; and what was decided fits."""
     for held in (placed_slots(state), target_slots(state)):
         for node, count in held.items():
             slots = state.nodes[node].slots
@@ -40,7 +40,7 @@ def placed_slots(state: State) -> Counter[str]:
         node
         for task in state.tasks.values()
         if not task.is_over
-        for node in task.placement.values()
+        for node in task.slotted.values()
         if state.nodes[node].phase is not NodePhase.LOST
     )
 

@@ -123,10 +123,20 @@ class WorkersStarted(_Entry, frozen=True):
 
 
 class RolesPlaced(_Entry, frozen=True):
-    """Where the roles live when all start again (replaces the former placement)."""
+    """Where the roles live from now on (replaces the former placement). guests: those among them that have no slot
+    there, for the moment."""
 
     task: str
     placement: dict[Rank, str]
+    guests: tuple[Rank, ...] = ()
+
+
+class WidthChanged(_Entry, frozen=True):
+    """Lost nodes make the task narrower than `wide`, its job until then. None: it has that width again, or a person
+    wants another layout."""
+
+    task: str
+    wide: Job | None
 
 
 class EpochDecided(_Entry, frozen=True):
@@ -209,6 +219,7 @@ Entry = (
     | Accounted
     | WorkersStarted
     | RolesPlaced
+    | WidthChanged
     | EpochDecided
     | TaskRestarted
     | TaskSuspended

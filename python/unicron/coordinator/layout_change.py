@@ -27,6 +27,8 @@ class LayoutChange:
     plan: EpochPlan | None = None  # announced to the members and joiners; published when all of them are ready
     ready: dict[str, LayoutReady] = field(default_factory=dict)  # by worker
     failed: str = ""  # somebody could not take it over
+    is_width: bool = False  # the planner's, of a task that lost nodes or has them back (narrowing.py)
+    decided: int = 0  # number of the newest decision with which it is known to agree
 
 
 def slots_for(state: State, task: TaskState) -> dict[str, int]:
@@ -35,7 +37,7 @@ def slots_for(state: State, task: TaskState) -> dict[str, int]:
     Its own nodes come first, in the order of what it has there: what stays on a node crosses none.
     """
     own: dict[str, int] = {}
-    for home in task.placement.values():
+    for home in task.slotted.values():
         own[home] = own.get(home, 0) + 1
     free = dict(own)
     for node in state.nodes.values():
@@ -43,7 +45,8 @@ def slots_for(state: State, task: TaskState) -> dict[str, int]:
             others = [t for t in state.tasks.values() if t is not task and not t.is_over]
             held = sum(there == node.name for t in others for there in t.placement.values())
             meant = sum(there == node.name for t in others for there in state.target(t.name).values())
-            free[node.name] = max(free.get(node.name, 0), node.slots - max(held, meant))
+            kept = min(own.get(node.name, 0), node.slots - meant)  # what it has to give to others it may not keep
+            free[node.name] = max(kept, node.slots - max(held, meant))
     order = sorted(free, key=lambda name: (-own.get(name, 0), len(name), name))
     return {name: free[name] for name in order if free[name] > 0}
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from unicron.coordinator.job import Job
 from unicron.coordinator.layout_change import place_layout, slots_for
+from unicron.coordinator.narrowing import layout_of, narrows, widths
 from unicron.coordinator.state import State, TaskState
 from unicron.types import Layout
 
@@ -59,9 +60,10 @@ def reachable_layouts(state: State, task: TaskState) -> list[dict[str, Any]]:
     return found
 
 
-def for_planner(state: State, task: TaskState) -> dict[int, tuple[Layout, float]]:
+def for_planner(state: State, task: TaskState, surviving: int) -> dict[int, tuple[Layout, float]]:
     """Slots -> (the layout on so many that is reached soonest, seconds), of those of which the job says what they earn:
-    a layout of unknown speed is nobody's to choose but a person's (unicron reshape)."""
+    a layout of unknown speed is nobody's to choose but a person's (unicron reshape). And the widths of one that
+    narrows, which keeps so many replicas."""
     job = task.job
     found: dict[int, tuple[Layout, float]] = {}
     if state.gpu or not job.managed or task.plan is None:
@@ -73,6 +75,10 @@ def for_planner(state: State, task: TaskState) -> dict[int, tuple[Layout, float]
         seconds = estimated_s(state, task, layout).seconds
         if slots not in found or seconds < found[slots][1]:
             found[slots] = layout, seconds
+    for width in widths(task, surviving) if narrows(task) else ():
+        if width != job.layout.dp:
+            layout = layout_of(task, width)
+            found[layout.world_size] = layout, estimated_s(state, task, layout).seconds
     return found
 
 
@@ -89,7 +95,7 @@ def estimated_s(state: State, task: TaskState, layout: Layout) -> Estimate:
     moved = sum(move["bytes_node"] + move["bytes_cross"] for move in task.moves)
     rate = moved / sum(moving) if moved and sum(moving) else 0.0
     missing = missing_share(task.job.layout, layout) * task.moves[-1]["state_bytes"]
-    return Estimate(fixed + (missing / rate if rate else 0.0), "modelled")
+    return Estimate(max(fixed, 0.0) + (missing / rate if rate else 0.0), "modelled")  # parts are the workers' clocks'
 
 
 def _words(layout: Layout) -> str:

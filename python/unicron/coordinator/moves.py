@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.placement import free_slots
-from unicron.coordinator.plans import Decision, announced, forget_move, publish, publish_plan
+from unicron.coordinator.plans import Decision, announced, forget_move, let_leave, publish, publish_plan
 from unicron.coordinator.standbys import differing, standbys_of
 from unicron.coordinator.state import Purpose, TaskState, WorkerState, node_order
 from unicron.coordinator.steering import why
@@ -198,13 +198,8 @@ def _decide(step: Step, task: TaskState, move: RoleMove) -> None:
     )  # fmt: skip
     publish_plan(step, task, plan, move.reason)
     task.decided_ms = move.begun_ms
-    for member in former.members:
-        worker = task.workers.get(member.worker)
-        if worker is not None and task.role_of(worker.name) is None and worker.phase is not WorkerPhase.ENDING:
-            # It leaves by itself, with exit code 0; the order to end it comes only if it does not.
-            worker.move("ending")
-            worker.end_reason = f"its role moved to {_home(plan, member.rank)}"
-            step.set_timer("end", worker.name, step.config.end_ms, "it leaves by itself")
+    places = ", ".join(sorted({_home(plan, rank) for rank in plan.heirs}, key=node_order))
+    let_leave(step, task, former, f"its role moved to {places}")
 
 
 # ------------------------------------------------------------ called off

@@ -112,6 +112,13 @@ def turned_away(state: State, message: AgentHello | AgentHeartbeat) -> tuple[End
 def _reconcile(step: Step, name: str, hello: AgentHello) -> None:
     """Agents know which workers live; the journal knows the epochs. Each wins for its own."""
     here = {status.worker: status for status in hello.workers}
+    for status in hello.workers:  # first: who has ended hears of no plan, in which its role is another's by now
+        if step.state.task_of_worker(status.worker) is None:
+            step.send(
+                name,
+                EndWorker(status.task, status.worker, "no live worker of a known task"),
+                f"{status.worker} outlived what it was started for",
+            )
     for task in step.state.tasks.values():
         for worker in [w for w in task.workers.values() if w.node == name]:
             if worker.name in here:
@@ -122,13 +129,6 @@ def _reconcile(step: Step, name: str, hello: AgentHello) -> None:
             else:
                 _absent(step, task, worker.name)
         _catch_up(step, task, name, hello)
-    for status in hello.workers:
-        if step.state.task_of_worker(status.worker) is None:
-            step.send(
-                name,
-                EndWorker(status.task, status.worker, "no live worker of a known task"),
-                f"{status.worker} outlived what it was started for",
-            )
 
 
 def _absent(step: Step, task: TaskState, name: str) -> None:
@@ -158,7 +158,13 @@ def _catch_up(step: Step, task: TaskState, name: str, hello: AgentHello) -> None
     if task.is_over and (plan is not None or any(status.task == task.name for status in hello.workers)):
         tell_over(step, task, name)
     behind = plan is None or plan.epoch < task.epoch
-    if task.plan is None or task.is_over or name not in task.nodes():
+    if task.plan is None or task.is_over:
+        return
+    if name not in task.nodes():
+        if plan is not None and behind:  # roles that went elsewhere left arenas there, which nobody may find any more
+            step.send(
+                name, PublishEpoch(task.plan), f"{name} missed epoch {task.epoch}, and may keep what was its part"
+            )
         return
     if behind:
         step.send(name, PublishEpoch(task.plan), f"{name} missed epoch {task.epoch}")

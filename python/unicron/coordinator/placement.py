@@ -6,7 +6,7 @@ First fit over the slots it is given, in node order. Which slots those are the p
 
 from __future__ import annotations
 
-from unicron.coordinator.state import ON_SLOTS, State, TaskState, node_order
+from unicron.coordinator.state import ON_SLOTS, Purpose, State, TaskState, node_order
 from unicron.coordinator.transitions import TERMINAL, NodePhase
 from unicron.types import Layout, Rank
 
@@ -23,8 +23,11 @@ def free_slots(state: State) -> dict[str, int]:
 
 def held_slots(task: TaskState) -> list[str]:
     """The node of every slot it has: its roles' (a lost role keeps its slot), and those of processes that get ready
-    for a role or whose end is ordered and not seen yet."""
-    others = [w.node for w in task.workers.values() if w.purpose in ON_SLOTS and task.placement.get(w.rank) != w.node]
+    for a role or whose end is ordered and not seen yet. A standby has its own, also beside the role that it is for."""
+    others = [
+        w.node for w in task.workers.values()
+        if w.purpose in ON_SLOTS and (w.purpose is Purpose.STANDBY or task.placement.get(w.rank) != w.node)
+    ]  # fmt: skip
     return [*task.placement.values(), *others]
 
 

@@ -101,6 +101,7 @@ def _after(step: Step, task: TaskState, plan: EpochPlan) -> None:
     task.reports = {k: r for k, r in task.reports.items() if not is_explained(task, r)}
     task.reports_ripe = False
     task.refills.clear()
+    task.waits_why = ""
     if plan.kind is PlanKind.GROW:
         task.joins.clear()
     for kind in ("diagnose", "ready", "join"):
@@ -139,6 +140,8 @@ def forget_change(step: Step, task: TaskState, reason: str) -> None:
     if change is None:
         return
     task.change_refused = reason
+    if change.is_width and not change.failed:  # by a recovery, which has bounds of its own
+        task.change_tries -= 1
     step.cancel_timer("layout", task.name, reason)
     for worker in joiners_of(task).values():
         end_worker(step, task, worker, reason)
@@ -155,6 +158,17 @@ def forget_move(step: Step, task: TaskState, reason: str, kept: Iterable[str] = 
         worker = task.workers.get(member.worker)
         if member.rank in move.plan.heirs and worker is not None and worker.name not in set(kept):
             end_worker(step, task, worker, reason)
+
+
+def let_leave(step: Step, task: TaskState, former: EpochPlan, why: str) -> None:
+    """Whoever has no role any more leaves by itself, with exit code 0; the order to end it comes only if it does
+    not."""
+    for member in former.members:
+        worker = task.workers.get(member.worker)
+        if worker is not None and task.role_of(worker.name) is None and worker.phase is not WorkerPhase.ENDING:
+            worker.move("ending")
+            worker.end_reason = why
+            step.set_timer("end", worker.name, step.config.end_ms, "it leaves by itself")
 
 
 def end_leavers(step: Step, task: TaskState, former: EpochPlan) -> None:

@@ -14,12 +14,13 @@ from unicron.coordinator.fitness import PENDING
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import RolesPlaced
 from unicron.coordinator.lifecycle import finish_task, stop_task
+from unicron.coordinator.narrowing import gone_with_their_node, hosts_of, refusal_to_host, still_guests
 from unicron.coordinator.observing import observe
 from unicron.coordinator.placement import free_slots, place_replica
 from unicron.coordinator.plans import Decision, end_leavers, publish
 from unicron.coordinator.standbys import take_standbys
 from unicron.coordinator.starting import restart_all, wait_for_slots
-from unicron.coordinator.state import NodeState, Purpose, TaskState, WorkerState
+from unicron.coordinator.state import NodeState, Purpose, TaskState, WorkerState, node_order
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
 from unicron.coordinator.workers import detected_ms, end_worker, incident_of, start_workers
@@ -87,6 +88,7 @@ def _refills(step: Step, task: TaskState) -> Refills:
         take_standbys(step, task)
         if layout.buddy:
             _move_homes(step, task)
+            _invite_guests(step, task)
     for rank in sorted(task.lost):
         node = step.state.nodes[task.placement[rank]]
         is_gone = node.phase is NodePhase.LOST or _has_shrunk(step, node) or _is_hopeless(task, rank, node)
@@ -122,7 +124,7 @@ def _refills(step: Step, task: TaskState) -> Refills:
 def _move_homes(step: Step, task: TaskState) -> None:
     """Roles whose node is gone go where slots are free, when buddies hold their shards (healing/buddies.py)."""
     layout = task.job.layout
-    gone = {r for r in task.lost if step.state.nodes[task.placement[r]].phase is NodePhase.LOST}
+    gone = set(gone_with_their_node(step.state, task))
     free = free_slots(step.state)
     moved: dict[Rank, str] = {}
     for replica in sorted({layout.replica_of(rank) for rank in gone}):
@@ -130,13 +132,26 @@ def _move_homes(step: Step, task: TaskState) -> None:
             moved.update(place_replica(layout, replica, free) or {})
     if moved:
         reason = f"ranks {sorted(moved)} lost their node, and slots are free on {sorted(set(moved.values()))}"
-        step.write(RolesPlaced(task.name, {**task.placement, **moved}), reason)
+        step.write(RolesPlaced(task.name, {**task.placement, **moved}, still_guests(task, moved)), reason)
+
+
+def _invite_guests(step: Step, task: TaskState) -> None:
+    """What is left without a slot goes on beside those of others, until the layout is narrower (narrowing.py)."""
+    gone = gone_with_their_node(step.state, task)
+    task.waits_why = refusal_to_host(step.state, task, gone) if gone else ""
+    if not gone or task.waits_why:
+        return
+    homes = hosts_of(step.state, task, gone)
+    nodes = ", ".join(sorted(set(homes.values()), key=node_order))
+    reason = f"ranks {sorted(homes)} lost their node, and no slot is free: guests on {nodes} until the task is narrower"
+    guests = tuple(sorted({*task.guests, *homes}))
+    step.write(RolesPlaced(task.name, {**task.placement, **homes}, guests), reason)
 
 
 def _has_shrunk(step: Step, node: NodeState) -> bool:
     """Its agent came back with fewer slots than there are roles on it."""
     roles = sum(
-        home == node.name for task in step.state.tasks.values() if not task.is_over for home in task.placement.values()
+        home == node.name for task in step.state.tasks.values() if not task.is_over for home in task.slotted.values()
     )
     return roles > node.slots
 
@@ -167,6 +182,8 @@ def _decide(step: Step, task: TaskState, refills: Refills) -> None:
     }
     if refills.leaving and layout.sharded:
         reason = f"replicas {sorted(refills.leaving)} left with their shards of the optimizer's state"
+        if not task.asked.layout.buddy:
+            reason += ", of which nobody keeps copies (backup in the job file does)"
         wait_for_slots(step, task, reason)
         return
     if not members:
@@ -208,6 +225,8 @@ def _reason(task: TaskState, kind: PlanKind, refills: Refills) -> str:
     if kind is PlanKind.REPLACE:
         nodes = sorted({task.placement[rank] for rank in refills.heirs}) if task.is_adopted else []
         by = f", by standbys on {', '.join(nodes)}" if nodes else ""
+        guests = sorted(set(task.guests) & set(refills.heirs))
+        by += f", of them {guests} as guests: no slot is free" if guests else ""
         return f"heirs for ranks {sorted(refills.heirs)}{by}{weighed}"
     return f"connections of ranks {sorted(task.reports)} broke, all ends alive"
 

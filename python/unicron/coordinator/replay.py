@@ -32,13 +32,14 @@ from unicron.coordinator.journal import (
     TermBegan,
     ThroughputMeasured,
     TransitionMeasured,
+    WidthChanged,
     WorkersStarted,
     damaged,
     decode_entry,
 )
 from unicron.coordinator.state import NodeState, Purpose, State, TaskState, WorkerState
 from unicron.coordinator.transitions import TERMINAL, NodePhase, TaskPhase, WorkerPhase
-from unicron.types import PlanKind, Severity
+from unicron.types import PlanKind, Rank, Severity
 
 MISFITS = (AssertionError, LookupError, TypeError, ValueError)  # what entries that are whole, and no history, end in
 
@@ -122,7 +123,7 @@ def _(entry: NodeRests, state: State) -> None:
 
 @apply_entry.register
 def _(entry: TaskAdmitted, state: State) -> None:
-    state.tasks[entry.task] = TaskState(name=entry.task, job=entry.job)
+    state.tasks[entry.task] = TaskState(name=entry.task, job=entry.job, on_gpu=bool(state.gpu))
 
 
 @apply_entry.register
@@ -174,7 +175,17 @@ def _(entry: WorkersStarted, state: State) -> None:
 
 @apply_entry.register
 def _(entry: RolesPlaced, state: State) -> None:
-    state.tasks[entry.task].placement = dict(entry.placement)
+    task = state.tasks[entry.task]
+    task.placement = dict(entry.placement)
+    task.guests = {rank: entry.placement[rank] for rank in entry.guests}
+
+
+@apply_entry.register
+def _(entry: WidthChanged, state: State) -> None:
+    task = state.tasks[entry.task]
+    if entry.wide is None and task.wide is not None and task.job.layout == task.wide.layout:
+        task.job = task.wide
+    task.wide = entry.wide
 
 
 @apply_entry.register
@@ -189,8 +200,10 @@ def _(entry: EpochDecided, state: State) -> None:
         task.job = msgspec.structs.replace(task.job, layout=plan.layout, replicas_min=0, replicas_unit=1)
         task.measured_s.clear()
         task.meter = None
+        task.guests = {}
     task.plans.append((plan.epoch, frozenset(plan.layout.replica_of(r) for r in plan.touched)))
     task.placement = {m.rank: m.node for m in plan.members}
+    task.guests = _guests_left(task, task.guests)
     task.is_unhealed = plan.kind is not PlanKind.START
     task.state_lost = ""
     task.lost.clear()
@@ -219,7 +232,7 @@ def _(entry: TaskSuspended, state: State) -> None:
     task = state.tasks[entry.task]
     task.is_restarting = False
     task.leaving = ""
-    task.placement = {}
+    task.placement, task.guests = {}, {}
     _forget_membership(task)
     if not state.is_started:
         task.phase = TaskPhase.SUSPENDED if task.is_held else TaskPhase.WAITING
@@ -294,6 +307,11 @@ def _(entry: TaskEnded, state: State) -> None:
     if not state.is_started:
         done = entry.outcome == "done"
         task.phase = TaskPhase.FINISHING if done else TaskPhase.STOPPING
+
+
+def _guests_left(task: TaskState, guests: dict[Rank, str]) -> dict[Rank, str]:
+    """A role that lives elsewhere by now has a slot there, or is a guest of that node."""
+    return {rank: node for rank, node in guests.items() if task.placement.get(rank) == node}
 
 
 def _forget_membership(task: TaskState) -> None:

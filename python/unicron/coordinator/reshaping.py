@@ -12,25 +12,30 @@ Rejected: to publish the plan first and move then. A death in the middle would l
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
-from unicron.coordinator.journal import AllocationDecided
+from unicron.coordinator.journal import AllocationDecided, RolesPlaced, WidthChanged
 from unicron.coordinator.layout_change import LayoutChange, place_layout, seats, slots_for
 from unicron.coordinator.layout_times import estimated_s, refusal_to_reach
+from unicron.coordinator.narrowing import is_width, still_guests
+from unicron.coordinator.placement import free_slots
 from unicron.coordinator.plans import (
     Decision,
     announced,
-    end_leavers,
     forget_change,
     joiners_of,
+    let_leave,
     publish,
     publish_plan,
 )
+from unicron.coordinator.standbys import standbys_of
 from unicron.coordinator.state import Purpose, TaskState, node_order
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
 from unicron.coordinator.workers import end_worker, start_workers
-from unicron.messages import ChangeLayout, LayoutReady, Reply
+from unicron.messages import ChangeLayout, LayoutReady, Reply, announced_name
 from unicron.types import Layout, PlanKind
 
 
@@ -51,34 +56,61 @@ def on_reshape(step: Step, request_id: str, name: str, wanted: dict[str, int]) -
     step.answer(request_id, Reply(ok=True, result={"task": name, "estimated_s": known.seconds}), reason)
 
 
-def _begin(step: Step, task: TaskState, layout: Layout, reason: str) -> str:
+def _begin(step: Step, task: TaskState, layout: Layout, reason: str, *, is_width: bool = False) -> str:
     """Why it cannot be; '' when it is under way."""
-    if error := _refusal(step, task, layout):
+    if error := _refusal(step, task, layout, is_width):
         return error
-    slots = slots_for(step.state, task)
+    slots = _slots_for(step, task, is_width=is_width)
     placement = place_layout(layout, slots) if layout.world_size > 0 else None
     if placement is None:
         needed, there = layout.world_size, sum(slots.values())
         return f"the layout needs {needed} slots, there are {there}: use a smaller one or start more agents"
-    task.change = LayoutChange(layout, placement, reason, step.now_ms)
+    number = step.state.allocation.number
+    task.change = LayoutChange(layout, placement, reason, step.now_ms, is_width=is_width, decided=number)
     step.set_timer("layout", task.name, step.config.layout_ms_max, "the new layout must be whole in this time")
     step.touch(task)
     return ""
 
 
+def _slots_for(step: Step, task: TaskState, *, is_width: bool) -> dict[str, int]:
+    """A width is made for what is left of the cluster: without a drained node."""
+    slots, known = slots_for(step.state, task), step.state.allocation.nodes
+    return {name: count for name, count in slots.items() if name in known} if is_width else slots
+
+
 def _maybe_begin(step: Step, task: TaskState) -> None:
-    """What the planner decided, once a decision, and as soon as the task is whole."""
+    """What the planner decided, once a decision, and as soon as the task is whole. A width is tried again: guests must
+    not stay, and nobody else would ask."""
     decided = step.state.allocation
     layout = decided.layouts.get(task.name)
-    if layout is None or task.change_asked == decided.number or task.phase is not TaskPhase.RUNNING:
+    if layout is None or task.phase is not TaskPhase.RUNNING:
         return
     if task.lost or task.reports or task.leaving or task.finished:
         return
-    task.change_asked = decided.number
-    task.change_refused = _begin(step, task, layout, f"{decided.trigger}: {decided.notes.get(task.name, '')}")
+    if task.change_asked != decided.number:
+        task.change_asked, task.change_tries = decided.number, 0
+    width = is_width(task, layout)
+    if task.change_tries >= (step.config.join_tries_max if width else 1):
+        return
+    task.change_tries += 1
+    reason = f"{decided.trigger}: {decided.notes.get(task.name, '')}"
+    task.change_refused = _begin(step, task, layout, reason, is_width=width)
 
 
-def _refusal(step: Step, task: TaskState, layout: Layout) -> str:
+def _is_outdated(step: Step, task: TaskState, change: LayoutChange) -> bool:
+    """A width that the planner does not want any more, or not there."""
+    decided = step.state.allocation
+    if not change.is_width or change.decided == decided.number:
+        return False
+    slots, wanted = _slots_for(step, task, is_width=True), Counter(change.placement.values())
+    fits = all(count <= slots.get(node, 0) for node, count in wanted.items())
+    if not fits or decided.layouts.get(task.name) != change.layout:
+        return True
+    change.decided = decided.number
+    return False
+
+
+def _refusal(step: Step, task: TaskState, layout: Layout, is_width: bool) -> str:
     if task.phase is not TaskPhase.RUNNING or task.plan is None:
         return f"task {task.name} is {task.phase.value}: its layout changes while it runs"
     if task.change is not None:
@@ -87,7 +119,7 @@ def _refusal(step: Step, task: TaskState, layout: Layout) -> str:
         return f"task {task.name} leaves its slots: {task.leaving}"
     if step.state.gpu:
         return "layouts change in memory on CPUs only in this version"
-    return refusal_to_reach(task.job, layout)
+    return "" if is_width else refusal_to_reach(task.job, layout)
 
 
 def _words(layout: Layout) -> str:
@@ -95,6 +127,17 @@ def _words(layout: Layout) -> str:
 
 
 # ------------------------------------------------------------ the way
+
+
+def settle_guests(step: Step, task: TaskState) -> None:
+    """Whoever has got the slot beside which it is: another task left it, or it was decided so."""
+    if not task.guests:
+        return
+    target, free = step.state.target(task.name), free_slots(step.state)
+    seated = [rank for rank, node in task.guests.items() if target.get(rank) == node and free.get(node, -1) >= 0]
+    if seated:
+        reason = f"ranks {sorted(seated)} are guests no more: there are slots for them"
+        step.write(RolesPlaced(task.name, task.placement, still_guests(task, seated)), reason)
 
 
 def settle_change(step: Step, task: TaskState) -> None:
@@ -110,18 +153,29 @@ def settle_change(step: Step, task: TaskState) -> None:
         return  # a recovery comes first; its plan calls off what was announced (plans.publish)
     if change.failed:
         call_off(step, task, change.failed)
+    elif _is_outdated(step, task, change):
+        call_off(step, task, f"something else was decided: {step.state.allocation.trigger}")
+    elif lost := sorted(n for n in set(change.placement.values()) if step.state.nodes[n].phase is NodePhase.LOST):
+        call_off(step, task, f"{', '.join(lost)}, where roles were to go, is lost")
     elif change.plan is None:
         _maybe_announce(step, task, change)
     elif gone := sorted(_participants(task, change) - task.workers.keys()):
         call_off(step, task, f"{', '.join(gone)} took part and is gone")
-    elif change.ready.keys() >= _participants(task, change):
+    elif change.ready.keys() >= _participants(task, change) and _all_hear(step, task, change):
         _decide(step, task, change)
 
 
+def _all_hear(step: Step, task: TaskState, change: LayoutChange) -> bool:
+    """A plan cannot reach a node that is suspected: its return, or its verdict, comes first."""
+    nodes = {*task.nodes(), *change.placement.values()}
+    return all(step.state.nodes[name].phase is NodePhase.UP for name in nodes)
+
+
 def _members(task: TaskState) -> dict[str, list[str]]:
+    """By node; guests last, so that they are those who leave."""
     assert task.plan is not None
     found: dict[str, list[str]] = {}
-    for member in task.plan.members:
+    for member in sorted(task.plan.members, key=lambda member: member.rank in task.guests):
         found.setdefault(member.node, []).append(member.worker)
     return found
 
@@ -140,10 +194,10 @@ def _maybe_announce(step: Step, task: TaskState, change: LayoutChange) -> None:
             end_worker(step, task, worker, "another layout is coming: it is built for the present one")
     wanted = [(node, rank, Purpose.JOINER) for rank, node in missing.items() if rank not in joiners]
     if wanted:
-        start_workers(step, task, wanted, change.reason, layout=change.layout)
+        if _has_room(step, task, Counter(node for node, _, _ in wanted)):
+            start_workers(step, task, wanted, change.reason, layout=change.layout)
         return
-    nodes = {*task.nodes(), *change.placement.values()}
-    if any(step.state.nodes[name].phase is not NodePhase.UP for name in nodes):
+    if not _all_hear(step, task, change):
         return
     if not all(worker.phase is WorkerPhase.READY for worker in joiners.values()):
         return
@@ -153,6 +207,16 @@ def _maybe_announce(step: Step, task: TaskState, change: LayoutChange) -> None:
     change.plan = announced(step, task, decision, change.layout)
     change.begun_ms = step.now_ms
     tell(step, task)
+
+
+def _has_room(step: Step, task: TaskState, wanted: Counter[str]) -> bool:
+    """For newcomers, now. Who stands by for a role of the present layout makes room; others are waited for."""
+    free = free_slots(step.state)
+    full = {node for node, count in wanted.items() if count > free.get(node, 0)}
+    for node, workers in standbys_of(task).items():
+        for worker in workers if node in full else ():
+            end_worker(step, task, worker, "another layout is coming: it is built for the present one")
+    return not full
 
 
 def tell(step: Step, task: TaskState, only: str = "") -> None:
@@ -170,11 +234,15 @@ def on_layout_ready(step: Step, task: TaskState, body: LayoutReady) -> None:
     if body.epoch <= task.epoch:
         step.refuse("stale_epoch", f"layout of epoch {body.epoch}, now {task.epoch}")
         return
-    if change is None or change.plan is None or change.plan.epoch != body.epoch:
+    plan = change.plan if change is not None and change.plan is not None and change.plan.epoch == body.epoch else None
+    holds_only = body.iteration < 0 and not body.error
+    if change is None or plan is None or (holds_only and body.digest != announced_name(plan)):
         # A former coordinator announced it: they hold, and nobody will ever say that all are ready.
         if task.phase is TaskPhase.RUNNING and not task.lost:
             task.epoch_floor = max(task.epoch_floor, body.epoch)
             _send_back(step, task, "a change of layout that a former coordinator announced is called off")
+        return
+    if holds_only:
         return
     if body.error:
         change.failed = f"{body.worker}: {body.error}"
@@ -200,9 +268,16 @@ def _decide(step: Step, task: TaskState, change: LayoutChange) -> None:
     for worker in list(task.workers.values()):
         if worker.name not in kept and task.role_of(worker.name) is None:
             end_worker(step, task, worker, "built for the former layout")
+    was = task.asked
+    if not change.is_width and task.wide is not None:
+        step.write(WidthChanged(task.name, None), "another layout was asked for")
+    elif change.is_width and task.wide is None:
+        step.write(WidthChanged(task.name, was), f"until there are slots again: {change.reason}")
     publish_plan(step, task, plan, change.reason)
+    if task.wide is not None and task.wide.layout == plan.layout:
+        step.write(WidthChanged(task.name, None), "as wide as it was")
     task.decided_ms = change.begun_ms
-    end_leavers(step, task, former)
+    let_leave(step, task, former, f"the task has no role for it since epoch {plan.epoch}")
     note_move(task, former.layout, change, step.now_ms)
 
 

@@ -9,7 +9,7 @@ from unicron.coordinator.lifecycle import finish_task, settle_exits, stop_task
 from unicron.coordinator.moves import settle_move
 from unicron.coordinator.nodes import judge
 from unicron.coordinator.recovery import settle_recovery
-from unicron.coordinator.reshaping import settle_change
+from unicron.coordinator.reshaping import settle_change, settle_guests
 from unicron.coordinator.standbys import settle_standbys
 from unicron.coordinator.starting import (
     close_started,
@@ -102,6 +102,7 @@ def _settle_managed(step: Step, task: TaskState) -> None:
         close_started(step, task)
     if settle_leaving(step, task):
         return
+    settle_guests(step, task)
     settle_change(step, task)
     settle_move(step, task)
     settle_standbys(step, task)

@@ -14,6 +14,7 @@ import msgspec
 
 from unicron.coordinator.deciding import failures_of, transitions_of
 from unicron.coordinator.journal import AllocationDecided, RolesPlaced
+from unicron.coordinator.narrowing import still_guests
 from unicron.coordinator.placement import free_slots
 from unicron.coordinator.standing_by import Odds, is_worth_it, roles_of_a_node
 from unicron.coordinator.state import Purpose, State, TaskState, WorkerState, node_order
@@ -151,7 +152,7 @@ def _room(state: State, task: TaskState, gone: list[Rank]) -> Counter[str]:
 def move_homes(step: Step, task: TaskState, homes: dict[Rank, str], reason: str) -> None:
     """What the task shall hold says so too; else the next decision would bring the roles back."""
     before = step.state.allocation
-    step.write(RolesPlaced(task.name, {**task.placement, **homes}), reason)
+    step.write(RolesPlaced(task.name, {**task.placement, **homes}, still_guests(task, homes)), reason)
     if not step.state.target(task.name):
         return  # it shall leave its slots (pre-empted, suspended): what it holds until then is no target
     targets = {**before.targets, task.name: _new_target(step.state, task, homes)}

@@ -266,6 +266,8 @@ def _maybe_start(step: Step, task: TaskState) -> bool:
         free[node] = free.get(node, 0) - 1
     if not target or any(free[node] < 0 for node in target.values()):
         return False
+    if task.job.layout.sharded and len(target) < task.job.layout.world_size:
+        return False  # it was to change its layout from there, which it can only while it runs
     reason = why(step, task)
     if _has_committed(task):  # so those said who ended since
         _stop_with_nothing(step, task, reason)

@@ -159,6 +159,9 @@ class TaskState:
     name: str  # (journal)
     job: Job  # (journal)
     placement: dict[Rank, str] = field(default_factory=dict)  # (journal) role -> node; none for a missing replica's
+    guests: dict[Rank, str] = field(default_factory=dict)  # (journal) those beside a node's slots (narrowing.py)
+    wide: Job | None = None  # (journal) its job as it was before lost nodes made it narrower; None: it is as it was
+    on_gpu: bool = False  # (journal) its cluster's slots are GPUs
     phase: TaskPhase = TaskPhase.WAITING
     is_held: bool = False  # (journal) suspended by a person
     held_why: str = ""  # (journal)
@@ -192,6 +195,7 @@ class TaskState:
     absent: set[str] = field(default_factory=set)  # STARTING: members that were not up yet at the last look
     is_adopted: bool = False  # the recovery under way is a standby node's: what it takes is learned apart
     standby_why: str = ""  # what was weighed when a node of it was lost, for people
+    waits_why: str = ""  # why lost roles wait for a node, for people; '' when they do not
     checkpoint: tuple[int, str] | None = None  # (journal)
     state_lost: str = ""  # why the next plan must be a RESTORE
     is_restarting: bool = False  # (journal) all end, then all start again
@@ -210,7 +214,8 @@ class TaskState:
     decided_ms: float | None = None  # when the transition under way was decided
     pace: Pace | None = None  # who is slow; learned afresh by a new coordinator
     change: LayoutChange | None = None  # of layout, under way
-    change_asked: int = 0  # number of the decision that last asked for one: once each
+    change_asked: int = 0  # number of the decision that last asked for one
+    change_tries: int = 0  # times that this decision asked: once each, of widths some times
     change_refused: str = ""  # why the last one was called off, for people
     moves: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOVES_KEPT_MAX))  # what they cost
     moving: RoleMove | None = None  # of roles to other nodes, under way
@@ -223,6 +228,18 @@ class TaskState:
     @property
     def is_over(self) -> bool:
         return self.phase in ENDED
+
+    @property
+    def asked(self) -> Job:
+        """Its job in the width that it was asked for."""
+        return self.wide or self.job
+
+    @property
+    def slotted(self) -> dict[Rank, str]:
+        """Roles that have a slot: all but guests."""
+        if not self.guests:
+            return self.placement
+        return {rank: node for rank, node in self.placement.items() if self.guests.get(rank) != node}
 
     def holder(self, rank: Rank) -> WorkerState | None:
         """The live worker that holds this role in the present plan."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -226,13 +227,27 @@ def _tied(reference: Run, rank: Rank) -> list[list[int]]:
 def weights(run: Run, reference: Run, layout: Layout) -> dict[str, Any] | None:
     if not run.states or not reference.states:
         return None
-    common = sorted(set(run.weights) & set(reference.weights))
-    differences = [float(np.max(np.abs(run.weights[r].astype(np.float64) - reference.weights[r]))) for r in common]
+    differences = [
+        float(np.max(np.abs(weights.astype(np.float64) - reference.weights[rank])))
+        for place, found in sorted(ranks_at(run, layout).items())
+        for rank in ranks_at(reference, layout).get(place, ())[:1]
+        for weights in (run.weights[one] for one in found)
+    ]
     return {
         "sha256": position_digest(run, layout),
         "reference_sha256": position_digest(reference, layout),
         "max_abs_diff": max(differences, default=None),
     }
+
+
+def ranks_at(run: Run, layout: Layout) -> dict[tuple[int, int, int], list[Rank]]:
+    """(tp, lane, pp) -> ranks that wrote their state from there, where they say so: in another layout others do."""
+    found: dict[tuple[int, int, int], list[Rank]] = {}
+    for rank, state in sorted(run.states.items()):
+        tp, _, pp = layout.coords(rank)
+        tp, pp = state.get("place") or (tp, pp)
+        found.setdefault((tp, layout.lane_of(rank), pp), []).append(rank)
+    return found
 
 
 def position_digest(run: Run, layout: Layout) -> str:
@@ -241,9 +256,11 @@ def position_digest(run: Run, layout: Layout) -> str:
     Replicas are copies (but for their shards of a distributed optimizer's state); where two differ, every differing
     digest goes in, so that the result equals no undisturbed run's."""
     sha = hashlib.sha256()
-    for rank in layout.replica_ranks(0):
-        tp, lane, pp = layout.coords(rank)
-        found = sorted({run.states[r]["sha256"] for r in layout.peers(rank) if r in run.states})
+    ranks = ranks_at(run, layout)
+    for one in layout.replica_ranks(0):
+        tp, _, pp = layout.coords(one)
+        lane = layout.lane_of(one)
+        found = sorted({run.states[rank]["sha256"] for rank in ranks.get((tp, lane, pp), ())})
         place = f"{tp},{pp}" if layout.ep == 1 else f"{tp},{lane},{pp}"
         sha.update(f"{place}:{','.join(found)};".encode())
     return sha.hexdigest()
@@ -256,14 +273,12 @@ def parameters(run: Run, layout: Layout) -> int:
 
 def begun_again(run: Run, layout: Layout, first: int = 0, last: int = 1 << 30) -> int:
     """Distinct (iteration, micro-batch) whose forward began more than once at some position, in these iterations."""
-    begun: dict[tuple[int, int, int, int], int] = {}
-    for (rank, iteration, micro_batch), count in run.forwards.items():
-        if not first <= iteration <= last:
-            continue
+    begun: Counter[tuple[tuple[int, int], int, int]] = Counter(run.begun)
+    for (rank, iteration, micro_batch), count in run.forwards.items() if not run.begun else ():
         tp, _, pp = layout.coords(rank)
-        key = (tp, pp, iteration, micro_batch)
-        begun[key] = begun.get(key, 0) + count
-    return len({key[2:] for key, count in begun.items() if count > 1})
+        begun[(tp, pp), iteration, micro_batch] += count
+    again = {(iteration, number) for (_, iteration, number), count in begun.items() if count > 1}
+    return sum(first <= iteration <= last for iteration, _ in again)
 
 
 def other_digests(run: Run, reference: Run, first: int, last: int) -> Iterable[str]:
@@ -460,6 +475,10 @@ def _resized(result: dict[str, Any], observed: Observed, expect: Expect, layout:
     replicas = observed.task.get("replicas", ())
     if expect.is_grown and len(replicas) != layout.num_replicas:
         yield f"{len(replicas)} of {layout.num_replicas} replicas at the end: it did not grow back"
+    widths = [int(move["to"].split(",")[2]) for move in observed.task.get("layout_changes", ())]
+    if expect.narrowed_to and widths != [expect.narrowed_to, layout.num_replicas]:
+        wanted = [expect.narrowed_to, layout.num_replicas]
+        yield f"its layout had {widths} replicas, one after the other, must be {wanted}"
 
 
 def _no_pause(run: Run, reference: Run, scenario: Scenario) -> Iterable[str]:

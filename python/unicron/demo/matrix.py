@@ -22,21 +22,18 @@ from unicron.demo import runner
 from unicron.demo.chain import Chain
 from unicron.demo.matrix_cases import (
     REPLACE,
-    RETURN,
     ROWS,
     SHRINK,
     SHRINK_AGAIN,
     Case,
     Row,
-    return_scenario,
     shrink_scenario,
 )
 from unicron.demo.progress import Progress
 from unicron.demo.watch import WatchProblem
 from unicron.runtime.local_cluster import ClusterProblem
 
-REPLACED, SHRUNK, RETURNED = "replace", "shrink", "return"
-NODE_LOST = {SHRUNK: shrink_scenario, RETURNED: return_scenario}
+REPLACED, SHRUNK = "replace", "shrink"
 Key = tuple[str, str, str]  # row, how, case
 
 
@@ -44,8 +41,6 @@ def cases_of(row: Row) -> list[tuple[str, Case]]:
     found = [(REPLACED, case) for case in REPLACE if row.has(case)]
     if row.can_shrink():
         found += [(SHRUNK, case) for case in (*SHRINK, *SHRINK_AGAIN) if row.has(case)]
-    if row.buddy:
-        found += [(RETURNED, case) for case in RETURN if row.has(case)]
     return found
 
 
@@ -54,15 +49,15 @@ def run_row(row: Row, wanted: Sequence[tuple[str, Case]], folder: Path) -> Itera
     layout = row.layout()
     options = runner.Options(layout, folder=folder, measure_unmanaged=False, variant=row.variant)
     replaced = [case for how, case in wanted if how == REPLACED]
-    nodes = [(how, case) for how, case in wanted if how != REPLACED]
+    shrunk = [case for how, case in wanted if how == SHRUNK]
     with runner.Suite(options, Progress()) as suite:
         if replaced:
             for verdict in Chain(suite, layout, replaced).run():
                 yield {"row": row.name, "how": REPLACED, **verdict}
-        for turn, (how, case) in enumerate(nodes):
-            result = suite.one(NODE_LOST[how](case, layout, turn)).result
+        for turn, case in enumerate(shrunk):
+            result = suite.one(shrink_scenario(case, layout, turn)).result
             names = ("passed", "reasons", "incidents", "gradient", "loss")
-            yield {"row": row.name, "how": how, "case": case.name, **{name: result[name] for name in names}}
+            yield {"row": row.name, "how": SHRUNK, "case": case.name, **{name: result[name] for name in names}}
 
 
 def known(path: Path) -> dict[Key, dict[str, Any]]:
@@ -86,7 +81,7 @@ def show(results: dict[Key, dict[str, Any]], rows: Sequence[Row]) -> None:
 
     table = Table("layout", "how", "passed", "not passed", box=None, pad_edge=False)
     for row in rows:
-        for how in (REPLACED, SHRUNK, RETURNED):
+        for how in (REPLACED, SHRUNK):
             mine = [r for r in results.values() if (r["row"], r["how"]) == (row.name, how)]
             wrong = [f"{r['case']}: {r['reasons'][0]}" for r in mine if not r["passed"]]
             if mine:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from unicron.demo.runner import layout_of
-from unicron.demo.scenarios import Act, Expect, Fault, Scenario, from_buddies, middle, share
+from unicron.demo.scenarios import EXTRA_S, Act, Expect, Fault, Scenario, from_buddies, middle, share
 from unicron.demo.variant import PLAIN, Variant
 from unicron.faults.kinds import AFTER, BEFORE, INSIDE
 from unicron.types import Layout, Rank
@@ -18,7 +18,6 @@ from unicron.types import Layout, Rank
 SHRINK_ITERATION = 4
 SHRINK_ITERATIONS = 9
 NEVER = 1 << 30
-RETURN_S = 4.0  # after the last iteration but one before the fault is seen: the node is dead by then
 CHECKPOINT_EVERY = 7  # iterations; of rows whose cases include a save
 EVALUATE_EVERY = 1  # so that whatever a recovery ends with, the script has something to do with others next
 
@@ -51,8 +50,9 @@ class Row:
         return case.fits(self.layout()) and (self.variant.overlap or not (case.buckets_only or case.eager_only))
 
     def can_shrink(self) -> bool:
-        """A lost node's shards of a distributed optimizer have no copy, and the only replica has none at all."""
-        return self.layout().num_replicas > 1 and not self.sharded
+        """A lost node's shards of a distributed optimizer have no copy but a buddy's, and the only replica has none at
+        all."""
+        return self.layout().num_replicas > 1 and (not self.sharded or (self.buddy and self.ep == 1))
 
 
 ROWS = (
@@ -254,6 +254,10 @@ SHRINK = (
     Case("commit-seen-by-others", "node", "commit", AFTER),
     Case("confirm-inside", "node", "confirm", INSIDE, inside_only=True),
     Case("step", "node", "step"),
+    Case("gather", "node", "gather", sharded_only=True),
+    Case("gather-inside", "node", "gathering", 0, sharded_only=True),
+    Case("settle-inside", "node", "settle", INSIDE, sharded_only=True, inside_only=True),
+    Case("buddy", "node", "buddy", sharded_only=True),
     Case("log", "node", "log"),
     Case("evaluate", "node", "evaluate"),
     Case("idle", "node", "idle"),
@@ -268,35 +272,26 @@ SHRINK_AGAIN = (
 )
 
 
-#: A node dies with its shards, and comes back empty.
-RETURN = (
-    *SHRINK,
-    Case("gather", "node", "gather", sharded_only=True),
-    Case("gather-inside", "node", "gathering", 0, sharded_only=True),
-    Case("settle-inside", "node", "settle", INSIDE, sharded_only=True, inside_only=True),
-    Case("buddy", "node", "buddy", sharded_only=True),
-)
-
-
-def return_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
-    """The node of one replica dies at the case's point; when it is back, its heirs take their shards from buddies."""
-    faults = case.faults(layout, turn)
-    back = Act("start_agent", SHRINK_ITERATION - 2, node_of(layout, faults[-1].rank), delay_s=RETURN_S)
-    scenario = _node_dies("return", "comes back empty", case, layout, faults, back)
-    return replace(scenario, expect=from_buddies(scenario.expect, layout))
-
-
 def shrink_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
-    """The node of one replica dies at the case's point of SHRINK_ITERATION, and stays away."""
+    """The node of one replica dies at the case's point of SHRINK_ITERATION, and stays away. Where buddies have its
+    shards the layout changes to one replica less; then the node is back, and it changes again."""
     faults = case.faults(layout, turn)
+    if layout.buddy:
+        node, narrow = node_of(layout, faults[-1].rank), layout.dp - 1
+        back = Act("start_agent", SHRINK_ITERATIONS, node, when_dp=narrow)
+        scenario = _node_dies("the task goes on narrower until it is back", case, layout, faults, back)
+        expect = replace(from_buddies(scenario.expect, layout), outcome="resized", is_grown=True, narrowed_to=narrow)
+        if case.again:  # the incident tells where the heirs of the newest plan had it from
+            expect = replace(expect, state_sources=(*expect.state_sources, "own_arena"))
+        return replace(scenario, expect=expect, extra_s=EXTRA_S)
     # Not before the task is over: then everything is put right for the next.
     back = Act("start_agent", NEVER, node_of(layout, faults[-1].rank))
-    return _node_dies("shrink", "is not replaced", case, layout, faults, back)
+    return _node_dies("is not replaced", case, layout, faults, back)
 
 
-def _node_dies(name: str, then: str, case: Case, layout: Layout, faults: Sequence[Fault], back: Act) -> Scenario:
+def _node_dies(then: str, case: Case, layout: Layout, faults: Sequence[Fault], back: Act) -> Scenario:
     return Scenario(
-        f"{name}-{case.name}",
+        f"shrink-{case.name}",
         f"a node dies at {case.point}, and {then}",
         Expect(
             "resized",

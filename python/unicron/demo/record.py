@@ -40,7 +40,8 @@ class Recorder:
         rank: the role's number.
         gradients: iterations whose reduced gradient is kept.
         magnitudes: also the sum of |g_m| of those (the reference run).
-        digests: of every iteration."""
+        digests: of every iteration.
+        place: (tp, pp) of the role, which another layout gives to another number."""
 
     def __init__(
         self,
@@ -49,9 +50,10 @@ class Recorder:
         gradients: Collection[int] = (),
         magnitudes: bool = False,
         digests: bool = False,
+        place: tuple[int, int] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.rank = folder, rank
+        self.folder, self.rank, self._place = folder, rank, place
         self._gradients = frozenset(gradients)
         self._magnitudes = magnitudes
         self._sums: list[torch.Tensor] = []
@@ -69,7 +71,7 @@ class Recorder:
         self._append(self._log, {"event": "process", "pid": os.getpid(), **facts})
 
     def forward_begins(self, iteration: int, micro_batch: int) -> None:
-        line = {"iteration": iteration, "micro_batch": micro_batch, "pid": os.getpid()}
+        line = {"iteration": iteration, "micro_batch": micro_batch, "pid": os.getpid(), "place": self._place}
         self._append(self._forwards, line)
 
     def committed(self, iteration: int, metrics: Metrics, start_ns: int) -> None:
@@ -147,6 +149,7 @@ class Recorder:
         self._save(f"weights_{self.rank}.npy", torch.cat(weights).cpu().numpy())
         facts = {
             "rank": self.rank,
+            "place": self._place,
             "iteration": iteration,
             "sha256": digest(model.chunks, optimizer),
             "parameters": own_parameters(model),

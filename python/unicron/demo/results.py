@@ -26,6 +26,7 @@ class Run:
     disagreements: list[str] = field(default_factory=list)  # ranks that report different losses
     pids: dict[Rank, list[int]] = field(default_factory=dict)  # processes of a role, in order
     forwards: Counter[tuple[Rank, int, int]] = field(default_factory=Counter)  # times begun
+    begun: Counter[tuple[tuple[int, int], int, int]] = field(default_factory=Counter)  # the same by (tp, pp)
     states: dict[Rank, dict[str, Any]] = field(default_factory=dict)
     weights: dict[Rank, np.ndarray] = field(default_factory=dict)
     digests: dict[tuple[int, Rank], tuple[str, str]] = field(default_factory=dict)  # of gradient ("": not known), state
@@ -53,6 +54,8 @@ def load(folder: Path) -> Run:
         rank = int(path.stem.split("_")[1])
         for line in lines(path):
             run.forwards[rank, line["iteration"], line["micro_batch"]] += 1
+            if line.get("place"):
+                run.begun[tuple(line["place"]), line["iteration"], line["micro_batch"]] += 1
     for path in sorted(folder.glob("state_*.json")):
         state = json.loads(path.read_text(encoding="utf-8"))
         run.states[state["rank"]] = state

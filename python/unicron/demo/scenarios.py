@@ -48,6 +48,7 @@ class Act:
     replica: int = -1  # the node is this replica's present home
     dp: int = 0  # of a reshape: asked for until the task is so wide
     fault: Fault | None = None  # armed with it: a pulse page holds one at a time
+    when_dp: int = 0  # not before the task has so many replicas; 0: however many
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Expect:
     state_sources: tuple[str, ...] = ()
     text: str = ""  # what an incident's text or cause must contain
     is_grown: bool = False  # dp is whole again at the end
+    narrowed_to: int = 0  # replicas to which the layout changed meanwhile; 0: it is not looked at
     gradient: bool = True  # of the healed iteration; False: none is interrupted, and the state is compared after it
     told_more: bool = False  # nobody knows what a lost node had begun: incidents may say more, up to its share
     told_less: bool = False  # who computed for a lost node died of its own failure, and what it had counted with it
@@ -324,7 +326,7 @@ def agent_alone(layout: Layout, _seed: int) -> Scenario:
 
 def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
     node = layout.num_replicas - 1
-    if layout.buddy:
+    if layout.buddy and layout.ep > 1:  # its layout cannot change
         return Scenario(
             name,
             f"{says}; its shards of the optimizer's state are taken from their buddies when it comes back",
@@ -341,16 +343,13 @@ def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
             acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION, node, delay_s=2.0)),
             checkpoint_every=CHECKPOINT_EVERY,
         )
+    expect = Expect(
+        "resized", severities=("SEV1",), replaced=None, is_grown=True, incidents_max=layout.replica_size + 1
+    )
     return Scenario(
         name,
         f"{says}; later the node comes back and dp grows",
-        Expect(
-            "resized",
-            severities=("SEV1",),
-            replaced=None,
-            is_grown=True,
-            incidents_max=layout.replica_size + 1,
-        ),
+        replace(from_buddies(expect, layout), outcome="resized") if layout.buddy else expect,
         acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION + 8, node)),
         extra_s=EXTRA_S,
     )

@@ -52,12 +52,14 @@ def main() -> None:
         )
         model, optimizer, scheduler = demo.build(layout, Variant.of(options))
         records = Path(tempfile.mkdtemp()) if session.rehearses else options.results
+        tp, _, pp = layout.coords(session.rank)
         recorder = Recorder(
             records,
             session.rank,
             options.gradients,
             magnitudes=options.magnitudes,
             digests=options.digests,
+            place=(tp, pp),
         )
         recorder.watch(model)
         session.on_reduced(recorder.reduced)

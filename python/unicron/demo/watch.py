@@ -252,6 +252,8 @@ class Watch:
             return
         if len(self.seen.incidents) < wants.expect.incidents_min:
             return  # what is running is the task as it was before
+        if self.seen.view["layout"] != self.seen.view.get("wide", self.seen.view["layout"]):
+            return  # what is running is narrower than it shall be
         self._look()
         ahead = 5 + math.ceil(1000 * END_AHEAD_S / self._usual_ms) if self._usual_ms else self._planned
         new = self._folder / "end.new"
@@ -295,6 +297,8 @@ class Watch:
     def _is_too_early(self, act: Act) -> bool:
         """Another change of the width is not done yet; or the node that is to come back still lives: what shall end it
         waits for a recovery, maybe."""
+        if act.when_dp and self.seen.view.get("layout", {}).get("dp") != act.when_dp:
+            return True
         if act.dp:
             return bool(self._dp) and self.seen.view.get("layout", {}).get("dp") != self._dp
         if act.do != "start_agent" or act.node < 0 or self.seen.iteration > act.after + LATE_AT_MOST:

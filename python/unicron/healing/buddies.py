@@ -29,28 +29,17 @@ class Copy(msgspec.Struct, frozen=True):
 
 def distance(plan: EpochPlan) -> int:
     """How many replicas further the holder is: the least number that puts most copies on another node."""
-    layout = plan.layout
-    nodes = {member.rank: member.node for member in plan.members}
-
-    def apart(step: int) -> int:
-        return sum(nodes[rank] != nodes[_further(plan, rank, step)] for rank in nodes)
-
-    return max(range(1, layout.num_replicas), key=lambda step: (apart(step), -step))
+    return plan.buddy_distance()
 
 
 def holder_of(plan: EpochPlan, rank: Rank) -> Rank:
     """Who keeps the copy of this rank's shard."""
-    return _further(plan, rank, distance(plan))
+    return plan.holder_of(rank)
 
 
 def ward_of(plan: EpochPlan, rank: Rank) -> Rank:
     """Whose shard this rank keeps a copy of."""
-    return _further(plan, rank, -distance(plan))
-
-
-def _further(plan: EpochPlan, rank: Rank, step: int) -> Rank:
-    peers = plan.layout.peers(rank)
-    return peers[(plan.layout.replica_of(rank) + step) % len(peers)]
+    return plan.layout.further(rank, -distance(plan))
 
 
 class Keeper(Protocol):

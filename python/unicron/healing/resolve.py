@@ -180,7 +180,8 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
         shared = _shared_segments(plan, [r for r in current if layout.replica_of(r.rank) in have])
     # Copies made beside the training are renewed at every meeting, by the gathering: who keeps whose may be another.
     renews = layout.buddy_every > 0
-    gather = renews or bool(copies) or not all(is_gathered(r, commit, sharded=layout.sharded) for r in holders)
+    gathered = all(is_gathered(r, commit, sharded=layout.sharded) for r in holders)
+    gather = renews or bool(copies) or not gathered or _lacks_copies(plan, records, iteration)
     return WorldVerdict(
         iteration, commit, copies or _fetches(plan, records), dealt, compute, have, shared, (),
         reduced_everywhere, gather, _why(compute, reduced_everywhere), branch=holders[0].branch,
@@ -227,6 +228,15 @@ def _copies(plan: EpochPlan, records: Sequence[Record], commit: CommitResult | N
                 position = position_of(plan.layout, copy.rank)
                 found[copy.rank] = Fetch(position, holder.rank, (copy.rank,), True, copy.iteration, is_behind)
     return tuple(found[rank] for rank in sorted(found))
+
+
+def _lacks_copies(plan: EpochPlan, records: Sequence[Record], iteration: int) -> bool:
+    """Shards came without their copies, from another layout or another node: a node that is lost before the next step
+    would take the only ones with it. Before the first step there is nothing to lose."""
+    if not plan.layout.buddy or iteration == 0:
+        return False
+    copied = {copy.rank for record in records for copy in record.copies if copy.iteration == iteration}
+    return copied != set(plan.ranks)
 
 
 def _complete_sums(plan: EpochPlan, current: Sequence[Record]) -> dict[int, tuple[int, ...]]:

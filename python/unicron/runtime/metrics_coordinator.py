@@ -140,7 +140,7 @@ def cluster_families(state: State, now_ms: float) -> Iterable[Metric]:
     yield number("leader", "1 where this coordinator decides, 0 where it waits.", 1)
     yield number("term", "Of the coordinator: grows with every one that begins.", state.term)
     yield number("slots", "Usable slots.", sum(n.slots for n in state.nodes.values() if n.is_usable))
-    yield number("slots_used", "Slots that tasks hold.", sum(len(t.placement) for t in tasks))
+    yield number("slots_used", "Slots that tasks hold.", sum(len(t.slotted) for t in tasks))
     waf = sum(task.accounts.waf for task in tasks)
     yield number("waf_flop_per_second", "Weighted achieved FLOP/s of all tasks.", waf)
     flop = sum(task.accounts.flop_until(now_ms) for task in state.tasks.values())
@@ -202,7 +202,7 @@ def task_families(state: State, now_ms: float) -> Iterable[Metric]:
             ettr.add_metric((task.name,), ratio)
         if task.is_over:
             continue
-        slots.add_metric((task.name,), len(task.placement))
+        slots.add_metric((task.name,), len(task.slotted))
         target.add_metric((task.name,), len(state.target(task.name)))
         waf.add_metric((task.name,), task.accounts.waf)
         iteration.add_metric((task.name,), task.iteration)

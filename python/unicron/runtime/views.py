@@ -71,11 +71,11 @@ def task_view(task: TaskState, state: State, now_ms: float) -> dict[str, Any]:
         "leaving": task.leaving,
         "priority": task.job.priority,
         "weight": task.job.weight,
-        "slots": 0 if task.is_over else len(task.placement),
+        "slots": 0 if task.is_over else len(task.slotted),
         "target": len(state.target(task.name)),
-        "why": "" if task.is_over else task.held_why or state.allocation.notes.get(task.name, ""),
+        "why": "" if task.is_over else task.held_why or task.waits_why or state.allocation.notes.get(task.name, ""),
         "waf": task.accounts.waf,
-        "waf_from": _throughput_from(task, len(task.placement) // task.job.layout.replica_size),
+        "waf_from": _throughput_from(task, len(task.slotted) // task.job.layout.replica_size),
         "ettr": task.accounts.ettr(now_ms),
         "outcome": task.outcome,
         "cause": task.cause,
@@ -105,6 +105,8 @@ def describe_view(task: TaskState, state: State, seen: dict[str, Any], now_ms: f
     view["layouts"] = reachable_layouts(state, task)
     view["layout_changes"] = list(task.moves)
     view["layout_change_refused"] = task.change_refused
+    view["guests"] = {str(rank): node for rank, node in sorted(task.guests.items())}
+    view["wide"] = msgspec.to_builtins(task.asked.layout)
     view["spent_s"] = {kind: ms / 1000 for kind, ms in task.accounts.spent(now_ms).items()}
     view["flop"] = task.accounts.flop_until(now_ms)
     costs = [cost_of(i, now_ms) for i in state.incidents.values() if i.task == task.name and not i.part_of]
@@ -168,7 +170,7 @@ def cluster_view(state: State, now_ms: float) -> dict[str, Any]:
     return {
         "term": state.term,
         "slots": sum(n.slots for n in state.nodes.values() if n.is_usable),
-        "used": sum(len(t.placement) for t in tasks if not t.is_over),
+        "used": sum(len(t.slotted) for t in tasks if not t.is_over),
         "waf": sum(task.accounts.waf for task in tasks),
         "flop": sum(task.accounts.flop_until(now_ms) for task in tasks),
         "waf_over_time": [[at_ms, waf] for at_ms, waf in state.waf_history],

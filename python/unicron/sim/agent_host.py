@@ -11,6 +11,7 @@ from unicron.agent.config import AgentConfig
 from unicron.agent.machine import AgentMachine
 from unicron.messages import (
     ArenaRequest,
+    ChangeLayout,
     ChildStatus,
     FinishUnderstudies,
     MoveRoles,
@@ -181,6 +182,8 @@ class AgentHost:
                 worker.gate(lambda: worker.on_hold(message))
             elif isinstance(message, MoveRoles):
                 worker.gate(lambda: worker.on_move(message))
+            elif isinstance(message, ChangeLayout):
+                worker.gate(lambda: worker.on_change(message))
 
         self.world.scheduler.at(self._socket_ms, lambda: self.gate(arrive))
 

@@ -8,8 +8,8 @@
   obeys an older term after a newer one
 * nothing journaled is forgotten: a replay gives the state that the living coordinator had
 * no kill without evidence
-* no slot is given to two tasks, and none to one that is suspended or over; a task that left its slots trains no more,
-  and goes on at the very iteration it left
+* no slot is given to two tasks (guests of one that lost a node are beside them, until it is narrower), and none to one
+  that is suspended or over; a task that left its slots trains no more, and goes on at the very iteration it left
 * every decision is the planner's: solved again from its inputs it is the same; and none without something new (thrash)
 * queues stay bounded (the machines assert their own; the journal must not grow while nothing happens)
 """
@@ -27,16 +27,18 @@ from unicron.coordinator.journal import (
     AllocationDecided,
     Entry,
     EpochDecided,
+    RolesPlaced,
     TaskAdmitted,
     TaskRestarted,
     TaskSuspended,
     TermBegan,
+    WidthChanged,
     WorkersStarted,
     decode_entry,
 )
 from unicron.coordinator.machine import CoordinatorMachine
 from unicron.coordinator.planned import Planned
-from unicron.coordinator.state import ON_SLOTS, State
+from unicron.coordinator.state import ON_SLOTS, State, TaskState, WorkerState
 from unicron.coordinator.transitions import TERMINAL, WorkerPhase
 from unicron.healing import actions as do
 from unicron.healing.record import CommitResult
@@ -170,6 +172,7 @@ class Checkers:
         self._obeyed: dict[tuple[str, int], int] = {}  # (node, incarnation) -> newest term
         self._facts: tuple[Any, ...] = ()
         self._targets: dict[str, int] = {}
+        self.guests: set[str] = set()  # workers that were seen beside their node's slots
         self._number = 0  # of the newest allocation
 
     def of(self, task: str) -> TaskChecks:
@@ -221,6 +224,10 @@ class Checkers:
             self.of(entry.task).left(entry.reason)
         elif isinstance(entry, AllocationDecided):
             self._decided(entry.allocation, machine.state)
+        elif isinstance(entry, WidthChanged):
+            self.world.count("narrowed" if entry.wide is not None else "wide again")
+        elif isinstance(entry, RolesPlaced) and entry.guests:
+            self.world.count("guests")
         elif isinstance(entry, WorkersStarted):
             self._started(entry, machine.state)
 
@@ -236,10 +243,18 @@ class Checkers:
             and worker.purpose in ON_SLOTS
             and (worker.name in alive or worker.phase is WorkerPhase.STARTED)
             and not (worker.phase is WorkerPhase.ENDING and task.placement.get(worker.rank) == worker.node)
+            and not self._is_guest(task, worker)
         ]
         slots = state.nodes[entry.node].slots
         if len(holders) > slots:
             self.world.violate(f"{holders} on the {slots} slots of {entry.node}")
+
+    def _is_guest(self, task: TaskState, worker: WorkerState) -> bool:
+        """Beside the slots for the moment, or on its way out."""
+        if task.role_of(worker.name) is not None and task.guests.get(worker.rank) == worker.node:
+            self.guests.add(worker.name)
+            return True
+        return worker.name in self.guests and worker.phase is WorkerPhase.ENDING
 
     def _decided(self, allocation: Allocation, state: State) -> None:
         if allocation.number == self._number:  # the same, with the homes that standbys gave to lost roles
@@ -376,7 +391,7 @@ def facts(state: State) -> dict[str, Any]:
         found[f"task {task.name}"] = (
             task.epoch, task.plan, task.checkpoint, task.restarts, task.restart_count,
             task.is_restarting, task.outcome, task.cause, dict(task.placement),
-            task.is_held, task.leaving, task.is_pinned, dict(task.measured_s),
+            task.is_held, task.leaving, task.is_pinned, dict(task.measured_s), task.job, task.wide, dict(task.guests),
         )  # fmt: skip
         found[f"roles {task.name}"] = {n: v for n, v in live.items() if task.role_of(n) is not None}
     return found

@@ -25,7 +25,7 @@ from unicron.sim.network import Connection, Link
 from unicron.sim.options import TASK, Options, TaskOptions
 from unicron.sim.scheduler import Scheduler, Streams
 from unicron.sim.worker import SimWorker
-from unicron.types import Rank
+from unicron.types import Member, Rank
 
 TRANSPORT_SILENCE_MS = (2_000.0, 2_600.0)  # runtime/coordinator_link.py: ZeroMQ's heartbeats
 
@@ -52,6 +52,8 @@ class Cluster:
         self.ghosts: list[AgentHost] = []  # older lives of nodes that stood still while newer ones began
         self.partitioned: dict[str, float] = {}  # node -> until
         self.parts: dict[tuple[str, int, int], set[Rank]] = {}  # (task, epoch, iteration) -> whose part is saved
+        # Who came to a change of layout, and with which iteration: (task, epoch, members) -> worker -> iteration.
+        self.layouts: dict[tuple[str, int, tuple[Member, ...]], dict[str, int]] = {}
         self._groups: dict[tuple[str, tuple[Rank, ...]], Group] = {}
         self._rng = self.streams("network")
 
@@ -338,5 +340,6 @@ class Cluster:
         if task.phase is not TaskPhase.RUNNING or task.plan is None:
             return False
         placed = {m.rank: m.node for m in task.plan.members}
-        is_open = task.lost or task.reports or task.leaving
+        changes = task.name in self.coordinator.machine.state.allocation.layouts
+        is_open = bool(task.lost or task.reports or task.leaving or task.guests) or changes
         return placed == target and not is_open and len(self.members_of(task)) == len(placed)

@@ -38,6 +38,7 @@ CONFIG = CoordinatorConfig(
     finish_ms_max=5_000.0,
     silence_ms_max=5_000.0,
     return_ms_max=5_000.0,
+    layout_ms_max=8_000.0,
 )
 
 

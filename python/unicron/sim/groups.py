@@ -72,7 +72,7 @@ class Group:
             self._check_others(tag)
 
     def _check_others(self, tag: Any) -> None:
-        busy = [t for t, e in self._entered.items() if e and t[0] != "fetch"]
+        busy = [t for t, e in self._entered.items() if e and t[0] not in ("fetch", "copy")]
         live = [t for t in busy if any(r not in self._broken for r in self._entered[t])]
         if len(live) > 1:
             raise Mismatch(f"{self.name}: members wait in {live}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from unicron.healing.buddies import Copy
 from unicron.healing.record import CommitResult, Record
 from unicron.types import Rank, Stage
 
@@ -35,6 +36,7 @@ class Memory:
     gathered: bool = True
     branch: int = 0
     repeat: int = 0
+    copies: list[Copy] = field(default_factory=list)  # of its ward's shard, the newest two
     segments: list[Sum] = field(default_factory=lambda: [()] * NUM_SEGMENTS)
 
     def write(self, record: Record) -> None:
@@ -58,6 +60,11 @@ class Memory:
         self.reduced, self.dealt, self.repeat = 0, (), 0
         self.begun = set()
         self.stage = Stage.IDLE
+
+    def keep(self, copy: Copy) -> None:
+        """It came, whole."""
+        others = [known for known in self.copies if known != copy]
+        self.copies = [copy, *others[:1]]
 
     def read(self, rank: Rank) -> Record:
         """The predecessor's account, as an heir reads it."""

@@ -8,7 +8,8 @@ from unicron.coordinator.job import Job
 from unicron.types import Budgets, Layout
 
 TASK = "task"
-FIRST_ITERATION_MS = 15_000.0  # of new workers: a hang there must end before progress is demanded
+# Of new workers, and in a new layout: a hang there must end before progress is demanded, and twice this is sure.
+FIRST_ITERATION_MS = 10_000.0
 
 
 @dataclass

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from unicron.coordinator.state import TaskState
 from unicron.coordinator.transitions import TaskPhase
 from unicron.sim.cluster import Cluster
@@ -28,6 +30,7 @@ NEEDED = {  # kinds of faults that a plant cannot show without
     "read-torn": ("crash_writing",), "old-line": ("replace_node",), "no-confirm": ("kill_in",),
 }  # fmt: skip
 SEVERAL_TASKS = ("wrong-row", "save-without-parts")  # plants that need decisions between tasks
+NODE_WEIGHT = 8.0  # of lost nodes, at least, where shards have copies
 PROGRESS = 8  # iterations after being whole again
 
 
@@ -68,6 +71,8 @@ def _disturbed(options: Options) -> Options:
         options.num_faults += rng.randint(1, 4)
         options.faults_ms = max(options.faults_ms, 4_000.0) * 1.5
     options.weights = drawn_weights(rng, options.coordinators)
+    if any(task.layout.buddy for task in options.tasks):  # whose way on without a node is what there is to see
+        options.weights["node"] = max(options.weights["node"], NODE_WEIGHT)
     options.weights.update(dict.fromkeys(NEEDED.get(options.plant, ()), 30.0))
     if options.plant == "keep-all":
         options.num_faults = 14
@@ -86,6 +91,8 @@ def _one_task(seed: int, plant: str, rng: random.Random, shape: tuple[int, int, 
     sharded = not plant and random.Random(f"{seed}/sharded").random() < 0.4
     num_micro_batches = dp * rng.randint(1, 4) + rng.randint(0, 1)
     layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=num_micro_batches, sharded=sharded)
+    if sharded and dp > 1 and random.Random(f"{seed}/buddy").random() < 0.7:  # loses nodes, and goes on narrower
+        layout = structs.replace(layout, buddy=True)
     spares = 0 if plant else random.Random(f"{seed}/standbys").choice((0, 0, 1, 2))
     slow = rng.random() < 0.2
     iterations = rng.randint(40, 120) if rng.random() < 0.15 else 1_000_000

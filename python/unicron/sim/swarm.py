@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from unicron.coordinator.events import CancelRequested, DrainRequested, ResumeRequested, SuspendRequested
 from unicron.sim.options import Options, TaskOptions
 from unicron.types import Layout
@@ -39,6 +41,8 @@ def _task(number: int, pool: int, rng: random.Random) -> TaskOptions:
     dp = rng.randint(1, max(1, min(4, pool // (tp * pp))))
     num_micro_batches = dp * rng.randint(1, 3) + rng.randint(0, 1)
     layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=num_micro_batches, sharded=rng.random() < 0.2)
+    if layout.sharded and dp > 1:
+        layout = structs.replace(layout, buddy=random.Random(f"{rng.getstate()[1][0]}/buddy/{number}").random() < 0.7)
     return TaskOptions(
         name=f"t{number}",
         layout=layout,

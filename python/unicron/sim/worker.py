@@ -14,11 +14,11 @@ from unicron.healing.record import Record
 from unicron.messages import ArenaRequest, SaveAndHold, StateLost, WorkerReady, WorkerWelcome
 from unicron.sim.memory import NUM_SEGMENTS, Memory
 from unicron.sim.plants import machine_for, record_of
-from unicron.sim.worker_moving import WorkerMoving
+from unicron.sim.worker_reshaping import WorkerReshaping
 from unicron.types import EpochPlan, PlanKind, Stage
 
 
-class SimWorker(WorkerMoving):
+class SimWorker(WorkerReshaping):
     # ------------------------------------------------------------ monitor
 
     def on_frame(self, plan: EpochPlan) -> None:
@@ -28,6 +28,8 @@ class SimWorker(WorkerMoving):
         self.newest = plan
         if self.move is not None and plan.epoch > self.move.former.epoch:
             self.move = None
+        if self.change is not None and plan.epoch > self.change.former.epoch:
+            self.change = None
         self.is_told_to_hold = False  # who still must is told again in the new epoch
         self.unread.append(plan)
         touched = set(plan.touched)
@@ -37,6 +39,8 @@ class SimWorker(WorkerMoving):
                 group.shut(self.rank)
         if self.is_waiting_role:
             self._loop(0.0, self._maybe_take_role)
+        elif self.goes_over is not None:
+            self._loop(0.0, self.decided)
         elif self.in_store:
             token = self.token
             self._loop(0.5, lambda: self.broke(token, "a newer epoch"))
@@ -63,6 +67,7 @@ class SimWorker(WorkerMoving):
             self.is_waiting_role = True
             if self.move is not None:
                 self.prepare()
+            self.maybe_join_layout()
             self._maybe_take_role()
 
         self._loop(self.rng.uniform(20.0, 60.0), built)
@@ -70,13 +75,14 @@ class SimWorker(WorkerMoving):
     def _maybe_take_role(self) -> None:
         plan = self.newest
         member = None if plan is None else next((m for m in plan.members if m.worker == self.name), None)
-        if not self.is_waiting_role or member is None:
+        if not self.is_waiting_role or member is None or plan is None:
             return
-        if member.rank != self.rank:  # built for another role: built again
-            self.rank = member.rank
+        if self.enter_layout(plan):
+            return
+        if (member.rank, plan.layout) != (self.rank, self.layout):  # built for another role: built again
+            self.rank, self.layout = member.rank, plan.layout
             self._loop(self.rng.uniform(20.0, 60.0), self._maybe_take_role)
             return
-        assert plan is not None
         self.is_waiting_role = False
         self._advance(Stage.HEAL)
         if self.has_moved_in(plan):
@@ -89,6 +95,9 @@ class SimWorker(WorkerMoving):
         self.host.ask_arena(self, request)
 
     def on_arena(self, memory: Memory, adopted: bool) -> None:
+        if self.goes_over is not None:
+            self.arena_staged(memory)
+            return
         self.memory = memory
         if self.is_joining:
             self.is_joining = False

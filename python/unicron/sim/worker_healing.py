@@ -8,6 +8,7 @@ import msgspec
 
 from unicron.healing import actions as do
 from unicron.healing import events as on
+from unicron.healing.buddies import Copy
 from unicron.messages import CollectiveFailed
 from unicron.sim.groups import Group
 from unicron.sim.worker_training import WorkerTraining
@@ -38,8 +39,10 @@ class WorkerHealing(WorkerTraining):
         if self.newest is not None and self.newest.epoch > plan.epoch:
             self.broke(token, "a newer epoch")
             return
-        record = msgspec.structs.replace(self.machine.record, eager=CAN_REDUCE_EAGERLY)
-        value = record if kind.startswith("Exchange") else self
+        value: Any = self
+        if kind.startswith("Exchange"):
+            own, copies = self.machine.record, tuple(self.memory.copies)
+            value = msgspec.structs.replace(own, copies=copies, eager=CAN_REDUCE_EAGERLY)
         store = self.world.store_at(plan.store)
         store.gather((self.task, plan.epoch, kind, where), self, value, ranks, token)
 
@@ -82,6 +85,10 @@ class WorkerHealing(WorkerTraining):
             self._loop(0.1, self._done)
             return
 
+        if fetch.copy:
+            self._fetch_copy(action)
+            return
+
         def fetched(results: dict[Rank, int]) -> None:
             if results[fetch.source] != action.iteration:
                 self.world.violate(f"{self.name} took iteration {results[fetch.source]}, not {action.iteration}")
@@ -92,9 +99,29 @@ class WorkerHealing(WorkerTraining):
         tag = ("fetch", action.plan.epoch)
         self._within(self.data, tag, self.memory.iteration, fetched, tuple(sorted(both)))
 
+    def _fetch_copy(self, action: do.FetchState) -> None:
+        """A shard from its buddy; one step behind it takes the gradient too, and does the step."""
+        fetch, target = action.fetch, action.fetch.targets[0]
+
+        def fetched(results: dict[Rank, int | None]) -> None:
+            if results[fetch.source] != fetch.iteration or fetch.iteration + fetch.steps != action.iteration:
+                self.world.violate(f"{self.name} took a copy of {results[fetch.source]} for {action.iteration}")
+            if self.rank == target:
+                self.world.count("buddy")
+                self.memory.end_step(action.iteration, gathered=False)
+                self.memory.commit, self.memory.branch = action.commit, action.branch
+            self._done()
+
+        known = next((copy.iteration for copy in self.memory.copies if copy.rank == target), None)
+        if Copy(target, fetch.iteration) in self.memory.copies:
+            known = fetch.iteration
+        tag = ("copy", action.plan.epoch, target)
+        self._within(self.data, tag, known, fetched, tuple(sorted((fetch.source, target))))
+
     def _loaded(self, path: str) -> None:
         iteration = int(path.rpartition("/")[2])
         self.memory.end_step(iteration)
+        self.memory.copies = []
         self.run(on.CheckpointLoaded(iteration))
 
     def _report(self, text: str, *, inside: bool) -> None:

@@ -13,7 +13,7 @@ from unicron.agent.events import Activity, Pulse
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
-from unicron.messages import ExceptionRaised, MoveRoles
+from unicron.messages import ChangeLayout, ExceptionRaised, MoveRoles
 from unicron.sim.groups import Group
 from unicron.sim.memory import Memory, Sum
 from unicron.types import EpochPlan, Layout, Rank, Stage
@@ -58,6 +58,7 @@ class WorkerProcess:
         self.is_waiting_role = False
         self.is_told_to_hold = False
         self.move: MoveRoles | None = None  # the newest order to move roles, until a newer epoch
+        self.change: ChangeLayout | None = None  # the newest order to go over to another layout, until a newer epoch
         self.holds: int | None = None  # iteration at which it saved and waits
         self._own = 0  # segments reduced before the present Reduce
         self._reduced_before = 0  # ... before the present Compute

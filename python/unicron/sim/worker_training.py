@@ -8,8 +8,9 @@ from typing import Any
 
 from unicron.healing import actions as do
 from unicron.healing import events as on
+from unicron.healing.buddies import Copy, ward_of
 from unicron.healing.record import OVERFLOW, CommitResult, hold_vote
-from unicron.messages import Finished, Healed, MoveRoles, Saved
+from unicron.messages import ChangeLayout, Finished, Healed, MoveRoles, Saved
 from unicron.sim.memory import NUM_SEGMENTS, Sum, add
 from unicron.sim.worker_process import WorkerProcess
 from unicron.types import Rank, Stage
@@ -98,7 +99,8 @@ class WorkerTraining(WorkerProcess):
             self.run(on.CommitDone(CommitResult(iteration, 1.0, 1.0, found, 1.0, hold, repeat)))
 
         switches = self.move is not None and self.move.switch
-        vote = hold_vote(told=self.is_told_to_hold or switches, may_hold=self.machine.may_hold)
+        told = self.is_told_to_hold or switches or self.change is not None
+        vote = hold_vote(told=told, may_hold=self.machine.may_hold)
         mine = (epoch, iteration, repeat, vote)
         self._within(self.everybody, ("commit", iteration, repeat), mine, committed)
 
@@ -134,6 +136,9 @@ class WorkerTraining(WorkerProcess):
     def _gather_of_replicas(self) -> None:
         def gathered() -> None:
             self.memory.gathered = True
+            if self.layout.buddy:  # training/buddies.py: a part of the gather
+                assert self.machine is not None and self.machine.plan is not None
+                self.memory.keep(Copy(ward_of(self.machine.plan, self.rank), self.memory.iteration))
             self._done()
 
         replicas = range(self.layout.num_replicas)
@@ -168,6 +173,9 @@ class WorkerTraining(WorkerProcess):
         """Save, and wait for the end or a newer epoch. Parts meet on the disk; the lowest rank says when all did."""
         self.holds = iteration
         assert self.machine is not None and self.machine.plan is not None
+        if self.change is not None and not self.is_told_to_hold:
+            self.change_layout(self.change, iteration)
+            return
         if self.move is not None and not self.is_told_to_hold:  # the others may have heard the switch before
             self._advance(Stage.SAVE)
             self.hand_over(self.move, iteration)
@@ -194,6 +202,9 @@ class WorkerTraining(WorkerProcess):
         self._later(self.rng.uniform(10.0, 60.0), written)
 
     def hand_over(self, move: MoveRoles, iteration: int) -> None:
+        raise NotImplementedError
+
+    def change_layout(self, order: ChangeLayout, iteration: int) -> None:
         raise NotImplementedError
 
     def _is_current(self) -> bool:

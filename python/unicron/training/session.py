@@ -26,7 +26,16 @@ from unicron.faults.kinds import FaultPoint
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.record import Record
-from unicron.messages import ChangeLayout, ExceptionRaised, Finished, MoveRoles, Saved, WorkerReady
+from unicron.messages import (
+    ChangeLayout,
+    ExceptionRaised,
+    Finished,
+    LayoutReady,
+    MoveRoles,
+    Saved,
+    WorkerReady,
+    announced_name,
+)
 from unicron.training import data as data_module
 from unicron.training import exceptions, gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
@@ -279,6 +288,8 @@ class Session:
         """At an iteration boundary: serve the present arena, from the role in the new layout, or from none."""
         engine = self._require_engine()
         former = Former(engine, order)
+        link, plan = self._link, order.plan
+        link.send(LayoutReady(link.worker, self.rank, plan.epoch, -1, digest=announced_name(plan)))
         self._tell_saved(self._checkpoints.finish())
         engine.leave()
         self._engine = self._model = self._checkpoints = None

@@ -1,0 +1,111 @@
+"""A sharded task whose shards have buddies goes on with fewer replicas when a node is lost for good, and grows again.
+
+A plain optimizer's replica simply leaves (SHRINK). Shards may not: the state is whole only with all of them. But the
+copies of the lost ones are in other nodes' memory, so
+
+1. the lost roles become *guests* where the task lives: an heir adopts each beside the slots, for the moment, and takes
+   its shard from the buddy. The interrupted iteration ends with everybody, so nothing that was done is lost;
+2. the planner decides for the slots that are left, and the layout changes in memory to that width (reshaping.py): the
+   same global tensors, cut for fewer replicas. The guests leave;
+3. when slots are there again the planner decides once more, and the layout changes back. A node that comes back before
+   2 is done gets its roles by a move instead (moves.py).
+
+A guest costs memory, not a slot: as much as a worker of its role, until 2 is done.
+
+Rejected: to cut the lost shards out of the copies straight into the narrower layout, without guests. The interrupted
+iteration has sums in the old layout, and would be lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+import msgspec
+
+from unicron.coordinator.state import State, TaskState, node_order
+from unicron.coordinator.transitions import NodePhase
+from unicron.types import Layout, Rank
+
+
+def narrows(task: TaskState) -> bool:
+    """Can it go on with fewer replicas, or with more again, by a change of its layout?"""
+    layout = task.asked.layout
+    return (
+        task.job.managed and task.plan is not None and not task.on_gpu and layout.buddy and layout.dp > layout.ep == 1
+    )
+
+
+def widths(task: TaskState, held: int) -> list[int]:
+    """Numbers of replicas that one that narrows may have next, ascending. held: whole replicas that it keeps. It is not
+    made narrower than these for others, because the way there and back costs it time; and without any there is nobody
+    to go over from."""
+    job = task.asked
+    grid = range(job.replicas_min, job.layout.dp + 1, job.replicas_unit) if job.replicas_min else ()
+    if held == 0:
+        return [task.job.layout.dp]
+    return sorted({held, *(count for count in grid or range(held, job.layout.dp + 1) if count >= held)})
+
+
+def layout_of(task: TaskState, replicas: int) -> Layout:
+    """Its layout in this width. A single replica has nobody who could keep a copy."""
+    full = task.asked.layout
+    copies = {} if replicas > 1 else {"buddy": False, "buddy_every": 0}
+    return msgspec.structs.replace(full, dp=replicas, **copies)
+
+
+def is_width(task: TaskState, layout: Layout) -> bool:
+    return narrows(task) and layout == layout_of(task, layout.dp)
+
+
+# ------------------------------------------------------------ guests
+
+
+def gone_with_their_node(state: State, task: TaskState) -> list[Rank]:
+    return [rank for rank in sorted(task.lost) if state.nodes[task.placement[rank]].phase is NodePhase.LOST]
+
+
+def refusal_to_host(state: State, task: TaskState, gone: Collection[Rank]) -> str:
+    """Why these roles wait for a node, instead of going on as guests; '' when they need not."""
+    plan, layout = task.plan, task.job.layout
+    if plan is None:
+        return "nothing of the task runs"
+    ranks = f"ranks {sorted(gone)} wait for a node"
+    if task.on_gpu:
+        return f"{ranks}: to go on with fewer replicas the layout must change, in memory on CPUs only in this version"
+    broken = {layout.replica_of(rank) for rank in (*gone, *task.guests)}
+    if not set(plan.replicas) - broken:
+        return f"{ranks}: no replica is whole without it"
+    bare = [rank for rank in sorted(gone) if _is_gone(state, task, plan.holder_of(rank))]
+    if bare:
+        return f"{ranks}: who keeps the copies of the shards of ranks {bare} is gone, too"
+    if not _hosts(state, task):
+        return f"{ranks}: no other node of the task is up"
+    return ""
+
+
+def _is_gone(state: State, task: TaskState, rank: Rank) -> bool:
+    """Its memory, not only its process."""
+    assert task.plan is not None
+    member = task.plan.member(rank)
+    return member is None or state.nodes[member.node].phase is NodePhase.LOST
+
+
+def still_guests(task: TaskState, moved: Collection[Rank]) -> tuple[Rank, ...]:
+    """When these get homes with a slot."""
+    return tuple(rank for rank in sorted(task.guests) if rank not in moved)
+
+
+def hosts_of(state: State, task: TaskState, gone: Collection[Rank]) -> dict[Rank, str]:
+    """Where each becomes a guest: spread over the nodes that the task lives on, for the memory's sake."""
+    count = Counter(task.guests.values())
+    homes: dict[Rank, str] = {}
+    for rank in sorted(gone):
+        homes[rank] = min(_hosts(state, task), key=lambda name: (count[name], node_order(name)))
+        count[homes[rank]] += 1
+    return homes
+
+
+def _hosts(state: State, task: TaskState) -> list[str]:
+    nodes = [state.nodes[name] for name in sorted(set(task.placement.values()), key=node_order)]
+    return [node.name for node in nodes if node.phase is NodePhase.UP and not node.is_drained]
