@@ -417,6 +417,6 @@ def test_a_layout_that_did_not_become_narrower_and_wide_again_is_told(healed, re
 def test_a_rank_of_another_layout_is_compared_by_its_place(tmp_path):
     wide = Layout(pp=2, dp=2, num_micro_batches=4)
     run = results.Run(states={1: {"place": [0, 1], "sha256": "b"}, 0: {"place": [0, 0], "sha256": "a"}})
-    assert judge.ranks_at(run, wide) == {(0, 0): [0], (0, 1): [1]}
+    assert judge.ranks_at(run, wide) == {(0, 0, 0): [0], (0, 0, 1): [1]}
     run.begun.update({((0, 0), 3, 1): 1, ((0, 1), 3, 1): 1, ((0, 1), 4, 0): 2})
     assert judge.begun_again(run, wide) == 1, "two stages of one micro-batch are no repetition"

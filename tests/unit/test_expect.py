@@ -16,6 +16,7 @@ import torch.distributed as dist
 from unicron import _core
 from unicron.faults.kinds import FaultPoint
 from unicron.training.engine import Engine
+from unicron.training.fault_points import FaultPoints
 from unicron.training.groups import GroupInterrupted
 from unicron.training.session import Session
 from unicron.training.watched_group import Helpers, LostOperation, WatchedGroup
@@ -39,6 +40,7 @@ class Setting:
         groups = SimpleNamespace(require_whole=self._require_whole, settle_broken=self._settle)
         engine.groups = groups  # type: ignore[assignment]
         engine.others_in, engine.refusal = others_in, ""
+        engine.points = FaultPoints(self.pulse, lambda: record.iteration, engine._fault)
         self.is_whole = True
         session = self.session = object.__new__(Session)
         session.rank, session._engine, session._next, session._reported = 0, engine, 8, False

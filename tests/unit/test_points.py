@@ -9,8 +9,9 @@ import pytest
 from unicron import _core
 from unicron.faults.kinds import AFTER, BEFORE, INSIDE, FaultKind, FaultPoint
 from unicron.faults.perform import InjectedFault
-from unicron.training import engine as module
+from unicron.training import fault_points as module
 from unicron.training.engine import Engine
+from unicron.training.fault_points import FaultPoints
 from unicron.types import Stage, WaitKind
 
 ITERATION = 5
@@ -27,6 +28,7 @@ class Setting:
         record = SimpleNamespace(stage=stage, iteration=ITERATION)
         self.engine.machine = SimpleNamespace(record=record)  # type: ignore[assignment]
         self.engine.refusal = ""
+        self.engine.points = FaultPoints(self.pulse, lambda: ITERATION, self.engine._fault)
 
     def arm(self, point: FaultPoint, number: int) -> None:
         self.pulse.arm_fault(int(FaultKind.EXCEPTION), int(point), ITERATION, number)
@@ -36,7 +38,7 @@ class Setting:
             self.said.append("begun" if is_async else "done")
             return SimpleNamespace(wait=lambda: self.said.append("done"))
 
-        self.engine._joint(point, operation)
+        self.engine.points.joint(point, operation)
 
 
 @pytest.mark.parametrize(
