@@ -44,6 +44,7 @@ from unicron.messages import (
 from unicron.planner.cluster import Cluster, Node, Task, Workers
 from unicron.planner.planner import Planner
 from unicron.sim.checkers import Checkers, TaskChecks
+from unicron.sim.memory import Memory
 from unicron.sim.worker import SimWorker
 from unicron.training import ledger
 from unicron.training.ledger import Ledger
@@ -571,6 +572,18 @@ def test_a_simulated_joiner_that_is_told_twice_prepares_once() -> None:
         assert len(asked) == 1
         joiner.is_joining = False
         joiner.arena_came()
+
+
+def test_a_simulated_worker_s_arena_for_a_layout_that_was_called_off_is_not_its_state() -> None:
+    """Seed 700087: its agent stood still, and granted an arena for another layout when the worker had gone back to the
+    present one: it took the empty one for its own, and began from nothing in the middle of a healing. A real one's
+    request is answered to who asked, in training/reshard."""
+    worker = object.__new__(SimWorker)
+    worker.name, worker.task, worker.rank, worker.machine = "n0.w0", "t", 0, None
+    worker.memory = mine = Memory(iteration=35)
+    worker.goes_over = None
+    worker.on_arena(Memory(is_torn=True), False, ArenaRequest("t", "n0.w0", 0, 1, "digest", False, (), 4))
+    assert worker.memory is mine and worker.machine is None
 
 
 def test_equal_plans_are_no_mistake_and_worse_ones_are() -> None:
