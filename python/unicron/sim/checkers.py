@@ -172,7 +172,8 @@ class Checkers:
         self._obeyed: dict[tuple[str, int], int] = {}  # (node, incarnation) -> newest term
         self._facts: tuple[Any, ...] = ()
         self._targets: dict[str, int] = {}
-        self.guests: set[str] = set()  # workers that were seen beside their node's slots
+        self.guests: set[str] = set()  # workers that had a role beside their node's slots
+        self._guest_roles: dict[str, dict[Rank, str]] = {}  # task -> where those are that were placed beside slots
         self._number = 0  # of the newest allocation
 
     def of(self, task: str) -> TaskChecks:
@@ -216,6 +217,7 @@ class Checkers:
             self.admitted.add(entry.task)
         if isinstance(entry, EpochDecided):
             self.of(entry.plan.task).planned(entry.plan)
+            self._note_guests(entry.plan)
         elif isinstance(entry, TaskRestarted):
             self.world.count("restart_all")
             self.world.log("journal", f"{entry.task}: all restart: {entry.reason}")
@@ -226,8 +228,8 @@ class Checkers:
             self._decided(entry.allocation, machine.state)
         elif isinstance(entry, WidthChanged):
             self.world.count("narrowed" if entry.wide is not None else "wide again")
-        elif isinstance(entry, RolesPlaced) and entry.guests:
-            self.world.count("guests")
+        elif isinstance(entry, RolesPlaced):
+            self._note_placed(entry)
         elif isinstance(entry, WorkersStarted):
             self._started(entry, machine.state)
 
@@ -249,10 +251,27 @@ class Checkers:
         if len(holders) > slots:
             self.world.violate(f"{holders} on the {slots} slots of {entry.node}")
 
+    def _note_guests(self, plan: EpochPlan) -> None:
+        """Who leaves is known as one also where nobody was started beside it while it stayed."""
+        beside = {} if plan.kind is PlanKind.RESHAPE else self._guest_roles.get(plan.task, {})
+        here = [member for member in plan.members if beside.get(member.rank) == member.node]
+        self.guests.update(member.worker for member in here)
+        self._guest_roles[plan.task] = {member.rank: member.node for member in here}
+
+    def _note_placed(self, entry: RolesPlaced) -> None:
+        """Guests, and those who are none any more: there are slots for them where they are."""
+        checks = self.of(entry.task)
+        plan = checks.plans.get(checks.epoch)
+        for member in plan.members if plan is not None else ():
+            if member.rank not in entry.guests and entry.placement.get(member.rank) == member.node:
+                self.guests.discard(member.worker)
+        self._guest_roles[entry.task] = {rank: entry.placement[rank] for rank in entry.guests}
+        if entry.guests:
+            self.world.count("guests")
+
     def _is_guest(self, task: TaskState, worker: WorkerState) -> bool:
         """Beside the slots for the moment, or on its way out."""
         if task.role_of(worker.name) is not None and task.guests.get(worker.rank) == worker.node:
-            self.guests.add(worker.name)
             return True
         return worker.name in self.guests and worker.phase is WorkerPhase.ENDING
 
