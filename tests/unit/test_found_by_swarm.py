@@ -16,6 +16,7 @@ from unicron import _core
 from unicron.agent import events as agent_on
 from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
+from unicron.coordinator.journal import Entry, EpochDecided, NodeDeclaredLost, TaskSuspended, TermBegan
 from unicron.coordinator.planned import Planned
 from unicron.coordinator.state import Purpose
 from unicron.coordinator.transitions import NodePhase, TaskPhase
@@ -613,6 +614,7 @@ def test_who_stood_still_ends_its_step_after_the_others_left_without_it() -> Non
     was pre-empted and left; then the node went on and ended its step, which was taken for training."""
     said: list[str] = []
     world = SimpleNamespace(violate=said.append, count=said.count, log=lambda *_: None, ghosts=[])
+    world.checkers = Checkers(world)  # type: ignore[arg-type]
     task = TaskChecks(world, "t")  # type: ignore[arg-type]
     layout = Layout(dp=2, num_micro_batches=2)
     members = tuple(Member(rank, f"n{rank}", f"n{rank}.w0") for rank in range(2))
@@ -620,7 +622,9 @@ def test_who_stood_still_ends_its_step_after_the_others_left_without_it() -> Non
 
     def step(name: str, iteration: int) -> list[str]:
         memory = SimpleNamespace(iteration=iteration, segments=[(0, 1)])
-        worker = SimpleNamespace(name=name, rank=0, memory=memory, layout=layout, host=None)
+        worker = SimpleNamespace(
+            name=name, rank=0, memory=memory, layout=layout, host=SimpleNamespace(node=name, incarnation=1)
+        )
         said.clear()
         task.stepped(worker, CommitResult(iteration, 1.0, 1.0, 0.0, 1.0))  # type: ignore[arg-type]
         return said
@@ -638,6 +642,39 @@ def test_who_stood_still_ends_its_step_after_the_others_left_without_it() -> Non
     said.clear()
     task.left("it is pre-empted (saved at iteration 9)")
     assert not said, "what a stranger stepped is not the task's"
+
+
+def test_where_a_node_was_given_up_for_its_silence_its_processes_may_train_on_until_they_are_told() -> None:
+    """Seed 400433: an agent stood still, and all of a task lived on its node. The task went on elsewhere from its
+    checkpoint and left; what trained on, on the silent node, was taken for a task that does not leave."""
+    said: list[str] = []
+    world = SimpleNamespace(violate=said.append, count=said.count, log=lambda *_: None, ghosts=[])
+    checkers = world.checkers = Checkers(world)  # type: ignore[arg-type]
+    task, life, nobody = checkers.of("t"), ("c", 1), SimpleNamespace(state=None)
+    layout, home = Layout(num_micro_batches=2), SimpleNamespace(node="n0", incarnation=1)
+
+    def write(*entries: Entry) -> None:
+        for entry in entries:
+            checkers.journaled_by(entry, life, nobody)  # type: ignore[arg-type]
+
+    def step(name: str, iteration: int) -> list[str]:
+        memory = SimpleNamespace(iteration=iteration, segments=[(0, 1)])
+        host = SimpleNamespace(node=name[:2], incarnation=1)
+        worker = SimpleNamespace(name=name, rank=0, memory=memory, layout=layout, host=host)
+        said.clear()
+        task.stepped(worker, CommitResult(iteration, 1.0, 1.0, 0.0, 1.0))  # type: ignore[arg-type]
+        return said
+
+    write(TermBegan(1), EpochDecided(EpochPlan("t", 1, PlanKind.START, layout, (0,), (Member(0, "n0", "n0.w0"),))))
+    assert not step("n0.w0", 9)
+    back = EpochPlan("t", 2, PlanKind.RESTORE, layout, (0,), (Member(0, "n1", "n1.w0"),), restore="ckpt/5")
+    write(
+        NodeDeclaredLost("n0", 1, "silent for 5000 ms"), EpochDecided(back), TaskSuspended("t", "saved at iteration 5")
+    )
+    assert not said and not step("n0.w0", 10), "nobody can have told it"
+    assert step("n1.w0", 5), "its node hears"
+    checkers.obeyed(home, 1, life, EndWorker("t", "n0.w0", "no live worker of a known task"))  # type: ignore[arg-type]
+    assert step("n0.w0", 11), "now it knows"
 
 
 @pytest.mark.parametrize("restarts", [False, True])

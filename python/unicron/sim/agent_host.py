@@ -84,7 +84,7 @@ class AgentHost:
             orders = self._step(event)
             is_refused = any(isinstance(a, ask.Refused) and a.name == "stale_term" for a in orders)
             if not is_refused:
-                self.world.checkers.obeyed(self, term, life, type(event.message).__name__)
+                self.world.checkers.obeyed(self, term, life, event.message)
 
         self.gate(heard)
 
