@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Literal
 
-from machines import Agent, running
+import msgspec
+import pytest
+
+from machines import Agent, Coordinator, running
 from unicron.agent.actions import SendWorker
 from unicron.coordinator import events as on
 from unicron.coordinator.actions import SendAgent
@@ -12,6 +15,7 @@ from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.layout_change import slots_for
 from unicron.coordinator.placement import held_slots
 from unicron.coordinator.state import Purpose
+from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.messages import AgentHello, EndWorker, LayoutReady, PublishEpoch
 from unicron.types import EpochPlan, Layout, Member, PlanKind
 
@@ -89,3 +93,45 @@ def test_a_layout_is_not_decided_while_a_node_does_not_hear() -> None:
     assert driver.task.epoch == 1, "n1 would not hear of it"
     driver.beat("n1")
     assert driver.task.epoch == 2 and {a.node for a in driver.actions if isinstance(a, SendAgent)} >= {"n0", "n1"}
+
+
+def gone_silent(answer: Literal["gone", "unknown"], checkpoint: bool) -> Coordinator:
+    """All of a task, shards and copies, lived on n0; n1 has room for it."""
+    layout = Layout(dp=2, num_micro_batches=4, sharded=True, buddy=True)
+    driver = running(layout, nodes=2, slots=2, config=CONFIG, checkpoint_dir="ckpt")
+    assert set(driver.task.placement.values()) == {"n0"}
+    if checkpoint:
+        driver.saved("n0.w0", 5)
+    driver.lost("n0.w0", "signal 9")
+    driver.disconnected("n0")
+    while driver.machine.state.nodes["n0"].phase is not NodePhase.LOST:
+        driver.probed("n0", answer)
+        if answer == "unknown":
+            driver.fire("verdict/n0")
+    return driver
+
+
+def test_a_state_that_may_be_whole_on_a_silent_node_is_waited_for_where_there_is_no_other() -> None:
+    """400433, had it had no checkpoint: its roles got homes elsewhere at once, found nothing there, and the task was
+    stopped for good, two seconds before its node was back."""
+    driver = gone_silent("unknown", checkpoint=False)
+    task = driver.task
+    assert task.phase is TaskPhase.RECOVERING and set(task.placement.values()) == {"n0"}
+    assert "ready/t" in driver.machine.state.timers, "not for ever"
+    driver.hello("n0")
+    driver.all_up()
+    plan = driver.task.plan
+    assert plan is not None and (plan.kind, plan.heirs) == (PlanKind.REPLACE, (0, 1))
+    assert {m.node for m in plan.members} == {"n0"}, "their arenas are there"
+
+
+def test_it_is_not_waited_for_longer_than_a_worker_may_take_to_come() -> None:
+    driver = gone_silent("unknown", checkpoint=False)
+    driver.fire("ready/t")
+    assert driver.task.outcome == "stopped" and "no checkpoint to return to" in driver.task.cause
+
+
+@pytest.mark.parametrize(("answer", "checkpoint"), [("gone", False), ("unknown", True)])
+def test_a_state_that_is_gone_or_saved_is_not_waited_for(answer: Literal["gone", "unknown"], checkpoint: bool) -> None:
+    driver = gone_silent(answer, checkpoint)
+    assert set(driver.task.placement.values()) == {"n1"}

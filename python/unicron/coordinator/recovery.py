@@ -14,12 +14,18 @@ from unicron.coordinator.fitness import PENDING
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import RolesPlaced
 from unicron.coordinator.lifecycle import finish_task, stop_task
-from unicron.coordinator.narrowing import gone_with_their_node, hosts_of, refusal_to_host, still_guests
+from unicron.coordinator.narrowing import (
+    gone_with_their_node,
+    hosts_of,
+    may_be_there_still,
+    refusal_to_host,
+    still_guests,
+)
 from unicron.coordinator.observing import observe
 from unicron.coordinator.placement import free_slots, place_replica
 from unicron.coordinator.plans import Decision, end_leavers, publish
 from unicron.coordinator.standbys import take_standbys
-from unicron.coordinator.starting import restart_all, wait_for_slots
+from unicron.coordinator.starting import nothing_to_restore, restart_all, wait_for_slots
 from unicron.coordinator.state import NodeState, Purpose, TaskState, WorkerState, node_order
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
@@ -122,9 +128,13 @@ def _refills(step: Step, task: TaskState) -> Refills:
 
 
 def _move_homes(step: Step, task: TaskState) -> None:
-    """Roles whose node is gone go where slots are free, when buddies hold their shards (healing/buddies.py)."""
+    """Roles whose node is gone go where slots are free, when buddies hold their shards (healing/buddies.py). Where none
+    does they go back to a checkpoint there; without one that would be the end of the task, so what may be whole on a
+    node that is only silent is waited for."""
     layout = task.job.layout
     gone = set(gone_with_their_node(step.state, task))
+    if nothing_to_restore(task) and may_be_there_still(step.state, task, gone):
+        return
     free = free_slots(step.state)
     moved: dict[Rank, str] = {}
     for replica in sorted({layout.replica_of(rank) for rank in gone}):
