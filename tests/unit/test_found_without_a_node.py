@@ -16,7 +16,7 @@ from unicron.coordinator.layout_change import slots_for
 from unicron.coordinator.placement import held_slots
 from unicron.coordinator.state import Purpose
 from unicron.coordinator.transitions import NodePhase, TaskPhase
-from unicron.messages import AgentHello, EndWorker, LayoutReady, PublishEpoch
+from unicron.messages import AgentHello, AgentWelcome, EndWorker, LayoutReady, PublishEpoch
 from unicron.types import EpochPlan, Layout, Member, PlanKind
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
@@ -135,3 +135,31 @@ def test_it_is_not_waited_for_longer_than_a_worker_may_take_to_come() -> None:
 def test_a_state_that_is_gone_or_saved_is_not_waited_for(answer: Literal["gone", "unknown"], checkpoint: bool) -> None:
     driver = gone_silent(answer, checkpoint)
     assert set(driver.task.placement.values()) == {"n1"}
+
+
+def test_a_node_that_was_silent_hears_what_it_missed() -> None:
+    """701601: its agent stood still while a change of layout was called off. Its connection lived on, so with its next
+    heartbeat it was up again, and nobody sent it the plan: the others waited in it until the bound of a healing."""
+    small, tall = Layout(dp=2, num_micro_batches=4), Layout(tp=2, num_micro_batches=4)
+    driver = running(small, nodes=2, slots=1, config=CONFIG, layouts=(small, tall))
+    before = driver.task.plan
+    driver.feed(on.ReshapeRequested("r2", "t", {"tp": 2, "pp": 1, "dp": 1}))
+    assert driver.task.change is not None and driver.task.change.plan is not None
+    driver.fire("silence/n1")
+    driver.beat("n1")
+    assert driver.machine.state.nodes["n1"].phase is NodePhase.UP, "it missed nothing"
+    driver.fire("silence/n1")
+    driver.fire("layout/t")
+    plan = driver.task.plan
+    assert plan is not None and plan.kind is PlanKind.RECONNECT
+    assert [a.node for a in driver.actions if isinstance(a, SendAgent) and isinstance(a.message, PublishEpoch)] == [
+        "n0"
+    ]
+    driver.beat("n1")
+    assert [message.again for message in driver.sent(AgentWelcome)] == [True]
+    assert driver.machine.state.nodes["n1"].phase is NodePhase.SUSPECT and "verdict/n1" in driver.machine.state.timers
+    known = tuple(driver.status(w) for w in driver.task.workers.values() if w.node == "n1")
+    assert before is not None
+    driver.feed(on.AgentMessage("n1", AgentHello("n1", 1, 1, 1, "tcp://n1:7000", "key", known, (before,), "")))
+    assert driver.machine.state.nodes["n1"].phase is NodePhase.UP
+    assert [message.plan for message in driver.sent(PublishEpoch)] == [plan]
