@@ -95,10 +95,10 @@ def test_a_layout_is_not_decided_while_a_node_does_not_hear() -> None:
     assert driver.task.epoch == 2 and {a.node for a in driver.actions if isinstance(a, SendAgent)} >= {"n0", "n1"}
 
 
-def gone_silent(answer: Literal["gone", "unknown"], checkpoint: bool) -> Coordinator:
+def gone_silent(answer: Literal["gone", "unknown"], checkpoint: bool, standbys: int = 0) -> Coordinator:
     """All of a task, shards and copies, lived on n0; n1 has room for it."""
     layout = Layout(dp=2, num_micro_batches=4, sharded=True, buddy=True)
-    driver = running(layout, nodes=2, slots=2, config=CONFIG, checkpoint_dir="ckpt")
+    driver = running(layout, nodes=2, slots=2, config=CONFIG, checkpoint_dir="ckpt", standbys=standbys)
     assert set(driver.task.placement.values()) == {"n0"}
     if checkpoint:
         driver.saved("n0.w0", 5)
@@ -111,11 +111,13 @@ def gone_silent(answer: Literal["gone", "unknown"], checkpoint: bool) -> Coordin
     return driver
 
 
-def test_a_state_that_may_be_whole_on_a_silent_node_is_waited_for_where_there_is_no_other() -> None:
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_a_state_that_may_be_whole_on_a_silent_node_is_waited_for_where_there_is_no_other(standbys: int) -> None:
     """400433, had it had no checkpoint: its roles got homes elsewhere at once, found nothing there, and the task was
     stopped for good, two seconds before its node was back."""
-    driver = gone_silent("unknown", checkpoint=False)
+    driver = gone_silent("unknown", False, standbys)
     task = driver.task
+    assert any(w.purpose is Purpose.STANDBY for w in task.workers.values()) == bool(standbys)
     assert task.phase is TaskPhase.RECOVERING and set(task.placement.values()) == {"n0"}
     assert "ready/t" in driver.machine.state.timers, "not for ever"
     driver.hello("n0")

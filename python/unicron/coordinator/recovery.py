@@ -91,9 +91,11 @@ def _refills(step: Step, task: TaskState) -> Refills:
     taken: set[str] = set()
     layout = task.job.layout
     if not task.state_lost:
-        take_standbys(step, task)
+        if not _waits_for_its_state(step, task):
+            take_standbys(step, task)
+            if layout.buddy:
+                _move_homes(step, task)
         if layout.buddy:
-            _move_homes(step, task)
             _invite_guests(step, task)
     for rank in sorted(task.lost):
         node = step.state.nodes[task.placement[rank]]
@@ -127,14 +129,17 @@ def _refills(step: Step, task: TaskState) -> Refills:
     return refills
 
 
+def _waits_for_its_state(step: Step, task: TaskState) -> bool:
+    """Elsewhere its roles would find neither shard nor copy, and go back to a checkpoint. Without one that is the end
+    of the task, so what may be whole on a silent node is waited for, as long as a worker may take to come."""
+    gone = gone_with_their_node(step.state, task)
+    return task.job.layout.buddy and nothing_to_restore(task) and may_be_there_still(step.state, task, gone)
+
+
 def _move_homes(step: Step, task: TaskState) -> None:
-    """Roles whose node is gone go where slots are free, when buddies hold their shards (healing/buddies.py). Where none
-    does they go back to a checkpoint there; without one that would be the end of the task, so what may be whole on a
-    node that is only silent is waited for."""
+    """Roles whose node is gone go where slots are free, when buddies hold their shards (healing/buddies.py)."""
     layout = task.job.layout
     gone = set(gone_with_their_node(step.state, task))
-    if nothing_to_restore(task) and may_be_there_still(step.state, task, gone):
-        return
     free = free_slots(step.state)
     moved: dict[Rank, str] = {}
     for replica in sorted({layout.replica_of(rank) for rank in gone}):
