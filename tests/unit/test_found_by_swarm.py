@@ -16,7 +16,6 @@ from unicron import _core
 from unicron.agent import events as agent_on
 from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
-from unicron.coordinator.journal import Entry, EpochDecided, NodeDeclaredLost, TaskSuspended, TermBegan
 from unicron.coordinator.planned import Planned
 from unicron.coordinator.state import Purpose
 from unicron.coordinator.transitions import NodePhase, TaskPhase
@@ -45,7 +44,6 @@ from unicron.messages import (
 from unicron.planner.cluster import Cluster, Node, Task, Workers
 from unicron.planner.planner import Planner
 from unicron.sim.checkers import Checkers, TaskChecks
-from unicron.sim.memory import Memory
 from unicron.sim.worker import SimWorker
 from unicron.training import ledger
 from unicron.training.ledger import Ledger
@@ -575,18 +573,6 @@ def test_a_simulated_joiner_that_is_told_twice_prepares_once() -> None:
         joiner.arena_came()
 
 
-def test_a_simulated_worker_s_arena_for_a_layout_that_was_called_off_is_not_its_state() -> None:
-    """Seed 700087: its agent stood still, and granted an arena for another layout when the worker had gone back to the
-    present one: it took the empty one for its own, and began from nothing in the middle of a healing. A real one's
-    request is answered to who asked, in training/reshard."""
-    worker = object.__new__(SimWorker)
-    worker.name, worker.task, worker.rank, worker.machine = "n0.w0", "t", 0, None
-    worker.memory = mine = Memory(iteration=35)
-    worker.goes_over = None
-    worker.on_arena(Memory(is_torn=True), False, ArenaRequest("t", "n0.w0", 0, 1, "digest", False, (), 4))
-    assert worker.memory is mine and worker.machine is None
-
-
 def test_equal_plans_are_no_mistake_and_worse_ones_are() -> None:
     """Seed 5252: two tasks alike, one of which could grow. The table gave one the slots, a direct solve the other:
     reward and moves are what both promise (csrc/planner/reward.h), not who comes first."""
@@ -642,39 +628,6 @@ def test_who_stood_still_ends_its_step_after_the_others_left_without_it() -> Non
     said.clear()
     task.left("it is pre-empted (saved at iteration 9)")
     assert not said, "what a stranger stepped is not the task's"
-
-
-def test_where_a_node_was_given_up_for_its_silence_its_processes_may_train_on_until_they_are_told() -> None:
-    """Seed 400433: an agent stood still, and all of a task lived on its node. The task went on elsewhere from its
-    checkpoint and left; what trained on, on the silent node, was taken for a task that does not leave."""
-    said: list[str] = []
-    world = SimpleNamespace(violate=said.append, count=said.count, log=lambda *_: None, ghosts=[])
-    checkers = world.checkers = Checkers(world)  # type: ignore[arg-type]
-    task, life, nobody = checkers.of("t"), ("c", 1), SimpleNamespace(state=None)
-    layout, home = Layout(num_micro_batches=2), SimpleNamespace(node="n0", incarnation=1)
-
-    def write(*entries: Entry) -> None:
-        for entry in entries:
-            checkers.journaled_by(entry, life, nobody)  # type: ignore[arg-type]
-
-    def step(name: str, iteration: int) -> list[str]:
-        memory = SimpleNamespace(iteration=iteration, segments=[(0, 1)])
-        host = SimpleNamespace(node=name[:2], incarnation=1)
-        worker = SimpleNamespace(name=name, rank=0, memory=memory, layout=layout, host=host)
-        said.clear()
-        task.stepped(worker, CommitResult(iteration, 1.0, 1.0, 0.0, 1.0))  # type: ignore[arg-type]
-        return said
-
-    write(TermBegan(1), EpochDecided(EpochPlan("t", 1, PlanKind.START, layout, (0,), (Member(0, "n0", "n0.w0"),))))
-    assert not step("n0.w0", 9)
-    back = EpochPlan("t", 2, PlanKind.RESTORE, layout, (0,), (Member(0, "n1", "n1.w0"),), restore="ckpt/5")
-    write(
-        NodeDeclaredLost("n0", 1, "silent for 5000 ms"), EpochDecided(back), TaskSuspended("t", "saved at iteration 5")
-    )
-    assert not said and not step("n0.w0", 10), "nobody can have told it"
-    assert step("n1.w0", 5), "its node hears"
-    checkers.obeyed(home, 1, life, EndWorker("t", "n0.w0", "no live worker of a known task"))  # type: ignore[arg-type]
-    assert step("n0.w0", 11), "now it knows"
 
 
 @pytest.mark.parametrize("restarts", [False, True])
