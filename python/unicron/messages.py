@@ -473,7 +473,8 @@ class TaskSpec(_Message, frozen=True):
 
 class AgentWelcome(_Message, frozen=True):
     term: int
-    again: bool = False  # say hello once more: the node was declared lost while its connection lived on
+    # Say hello once more: the node was declared lost, or missed something, while its connection lived on.
+    again: bool = False
 
 
 class BeatOrder(_Message, frozen=True):

@@ -417,6 +417,28 @@ def test_what_is_left_of_a_narrowed_task_is_counted_where_it_lives(tables: bool)
     assert {*targets["narrowed"].values()} == {"n2"} and Counter(targets["late"].values()) == {"n0": 2, "n2": 2}
 
 
+def test_tasks_that_finish_together_leave_nothing_to_each_other() -> None:
+    """Found by the swarm (seed 703559): a coordinator that came back heard of two ends in one hello. When the first was
+    settled, the second one's task was given the slots of the first."""
+    cluster = Cluster(nodes=1, slots=4)
+    table = {count: 1e12 * count for count in (1, 2, 3, 4)}
+    cluster.run("a", 2, replicas_min=2)
+    cluster.run("b", 4, throughput=table)
+    assert cluster.widths() == {"a": 2, "b": 2}
+    done = tuple(
+        WorkerStatus(task.name, w.name, w.incarnation, 100, w.rank, False, True, task.epoch, Stage.DONE, 9)
+        for task in cluster.tasks().values()
+        for w in task.workers.values()
+        if task.role_of(w.name) is not None
+    )
+    cluster.feed(on.AgentMessage("n0", AgentHello("n0", 1, 4, 1, "tcp://n0:7000", "key", done, ())))
+    decided = [
+        a.entry for a in cluster.actions if isinstance(a, WriteJournal) and isinstance(a.entry, AllocationDecided)
+    ]
+    assert [entry.allocation.targets for entry in decided] == [{}]
+    assert {task.outcome for task in cluster.tasks().values()} == {"done"}
+
+
 def test_a_node_that_comes_back_smaller() -> None:
     cluster = Cluster(nodes=1, slots=4)
     cluster.run("wide", 4, replicas_min=4)

@@ -600,6 +600,7 @@ def test_who_stood_still_ends_its_step_after_the_others_left_without_it() -> Non
     was pre-empted and left; then the node went on and ended its step, which was taken for training."""
     said: list[str] = []
     world = SimpleNamespace(violate=said.append, count=said.count, log=lambda *_: None, ghosts=[])
+    world.checkers = Checkers(world)  # type: ignore[arg-type]
     task = TaskChecks(world, "t")  # type: ignore[arg-type]
     layout = Layout(dp=2, num_micro_batches=2)
     members = tuple(Member(rank, f"n{rank}", f"n{rank}.w0") for rank in range(2))
@@ -607,7 +608,9 @@ def test_who_stood_still_ends_its_step_after_the_others_left_without_it() -> Non
 
     def step(name: str, iteration: int) -> list[str]:
         memory = SimpleNamespace(iteration=iteration, segments=[(0, 1)])
-        worker = SimpleNamespace(name=name, rank=0, memory=memory, layout=layout, host=None)
+        worker = SimpleNamespace(
+            name=name, rank=0, memory=memory, layout=layout, host=SimpleNamespace(node=name, incarnation=1)
+        )
         said.clear()
         task.stepped(worker, CommitResult(iteration, 1.0, 1.0, 0.0, 1.0))  # type: ignore[arg-type]
         return said

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Literal
 
-from machines import Agent, running
+import msgspec
+import pytest
+
+from machines import Agent, Coordinator, running
 from unicron.agent.actions import SendWorker
 from unicron.coordinator import events as on
 from unicron.coordinator.actions import SendAgent
@@ -12,7 +15,8 @@ from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.layout_change import slots_for
 from unicron.coordinator.placement import held_slots
 from unicron.coordinator.state import Purpose
-from unicron.messages import AgentHello, EndWorker, LayoutReady, PublishEpoch
+from unicron.coordinator.transitions import NodePhase, TaskPhase
+from unicron.messages import AgentHello, AgentWelcome, EndWorker, LayoutReady, PublishEpoch
 from unicron.types import EpochPlan, Layout, Member, PlanKind
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
@@ -89,3 +93,75 @@ def test_a_layout_is_not_decided_while_a_node_does_not_hear() -> None:
     assert driver.task.epoch == 1, "n1 would not hear of it"
     driver.beat("n1")
     assert driver.task.epoch == 2 and {a.node for a in driver.actions if isinstance(a, SendAgent)} >= {"n0", "n1"}
+
+
+def gone_silent(answer: Literal["gone", "unknown"], checkpoint: bool, standbys: int = 0) -> Coordinator:
+    """All of a task, shards and copies, lived on n0; n1 has room for it."""
+    layout = Layout(dp=2, num_micro_batches=4, sharded=True, buddy=True)
+    driver = running(layout, nodes=2, slots=2, config=CONFIG, checkpoint_dir="ckpt", standbys=standbys)
+    assert set(driver.task.placement.values()) == {"n0"}
+    if checkpoint:
+        driver.saved("n0.w0", 5)
+    driver.lost("n0.w0", "signal 9")
+    driver.disconnected("n0")
+    while driver.machine.state.nodes["n0"].phase is not NodePhase.LOST:
+        driver.probed("n0", answer)
+        if answer == "unknown":
+            driver.fire("verdict/n0")
+    return driver
+
+
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_a_state_that_may_be_whole_on_a_silent_node_is_waited_for_where_there_is_no_other(standbys: int) -> None:
+    """400433, had it had no checkpoint: its roles got homes elsewhere at once, found nothing there, and the task was
+    stopped for good, two seconds before its node was back."""
+    driver = gone_silent("unknown", False, standbys)
+    task = driver.task
+    assert any(w.purpose is Purpose.STANDBY for w in task.workers.values()) == bool(standbys)
+    assert task.phase is TaskPhase.RECOVERING and set(task.placement.values()) == {"n0"}
+    assert "ready/t" in driver.machine.state.timers, "not for ever"
+    driver.hello("n0")
+    driver.all_up()
+    plan = driver.task.plan
+    assert plan is not None and (plan.kind, plan.heirs) == (PlanKind.REPLACE, (0, 1))
+    assert {m.node for m in plan.members} == {"n0"}, "their arenas are there"
+
+
+def test_it_is_not_waited_for_longer_than_a_worker_may_take_to_come() -> None:
+    driver = gone_silent("unknown", checkpoint=False)
+    driver.fire("ready/t")
+    assert driver.task.outcome == "stopped" and "no checkpoint to return to" in driver.task.cause
+
+
+@pytest.mark.parametrize(("answer", "checkpoint"), [("gone", False), ("unknown", True)])
+def test_a_state_that_is_gone_or_saved_is_not_waited_for(answer: Literal["gone", "unknown"], checkpoint: bool) -> None:
+    driver = gone_silent(answer, checkpoint)
+    assert set(driver.task.placement.values()) == {"n1"}
+
+
+def test_a_node_that_was_silent_hears_what_it_missed() -> None:
+    """701601: its agent stood still while a change of layout was called off. Its connection lived on, so with its next
+    heartbeat it was up again, and nobody sent it the plan: the others waited in it until the bound of a healing."""
+    small, tall = Layout(dp=2, num_micro_batches=4), Layout(tp=2, num_micro_batches=4)
+    driver = running(small, nodes=2, slots=1, config=CONFIG, layouts=(small, tall))
+    before = driver.task.plan
+    driver.feed(on.ReshapeRequested("r2", "t", {"tp": 2, "pp": 1, "dp": 1}))
+    assert driver.task.change is not None and driver.task.change.plan is not None
+    driver.fire("silence/n1")
+    driver.beat("n1")
+    assert driver.machine.state.nodes["n1"].phase is NodePhase.UP, "it missed nothing"
+    driver.fire("silence/n1")
+    driver.fire("layout/t")
+    plan = driver.task.plan
+    assert plan is not None and plan.kind is PlanKind.RECONNECT
+    assert [a.node for a in driver.actions if isinstance(a, SendAgent) and isinstance(a.message, PublishEpoch)] == [
+        "n0"
+    ]
+    driver.beat("n1")
+    assert [message.again for message in driver.sent(AgentWelcome)] == [True]
+    assert driver.machine.state.nodes["n1"].phase is NodePhase.SUSPECT and "verdict/n1" in driver.machine.state.timers
+    known = tuple(driver.status(w) for w in driver.task.workers.values() if w.node == "n1")
+    assert before is not None
+    driver.feed(on.AgentMessage("n1", AgentHello("n1", 1, 1, 1, "tcp://n1:7000", "key", known, (before,), "")))
+    assert driver.machine.state.nodes["n1"].phase is NodePhase.UP
+    assert [message.plan for message in driver.sent(PublishEpoch)] == [plan]

@@ -5,6 +5,7 @@ wide again when there are slots. With every reason why it waits instead, and eve
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from unicron.coordinator import events as on
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.demand import demand_of, least_slots
 from unicron.coordinator.invariants import placed_slots
+from unicron.coordinator.journal import WorkersStarted, decode_entry
 from unicron.coordinator.layout_change import slots_for
 from unicron.coordinator.layout_times import estimated_s
 from unicron.coordinator.narrowing import layout_of, narrows, widths
@@ -22,6 +24,7 @@ from unicron.coordinator.state import Purpose
 from unicron.coordinator.transitions import TaskPhase, WorkerPhase
 from unicron.messages import ChangeLayout, EndWorker, LayoutReady, MoveReady, StartWorkers, announced_name
 from unicron.runtime.views import describe_view
+from unicron.sim.checkers import Checkers
 from unicron.types import Layout, Outcome, PlanKind
 
 FOUR = Layout(dp=4, num_micro_batches=10, sharded=True, buddy=True)
@@ -128,6 +131,35 @@ def test_then_at_once_its_layout_has_one_replica_less_and_the_guest_leaves_by_it
     healed(driver)
     assert driver.task.phase is TaskPhase.RUNNING and pending(driver) is None
     assert [(move["from"], move["to"]) for move in driver.task.moves] == [("1,1,4,sharded", "1,1,3,sharded")]
+
+
+def test_a_guest_that_is_slow_to_leave_is_on_no_slot() -> None:
+    """Seed 603688: it hung when its role was gone, and was ended by force. Nobody had been started on its node while it
+    was a guest, so the checker took it for one more on its slots."""
+    driver, said = at_work(), list[str]()
+    world = SimpleNamespace(violate=said.append, count=said.count, log=lambda *_: None, hosts={})
+    checkers, read = Checkers(world), 0  # type: ignore[arg-type]
+
+    def look() -> None:
+        nonlocal read
+        for data in driver.journal[read:]:
+            checkers.journaled_by(decode_entry(data), ("c", 1), driver.machine)
+        read = len(driver.journal)
+
+    look()
+    lose(driver, "n3")
+    look()
+    healed(driver)
+    taken_over(driver)
+    look()
+    guest = next(w for w in driver.task.workers.values() if w.phase is WorkerPhase.ENDING)
+    world.hosts = {"n0": SimpleNamespace(workers={w: SimpleNamespace(name=w, alive=True) for w in driver.task.workers})}
+    started = WorkersStarted(TASK, "n0", (), 0)
+    checkers.journaled_by(started, ("c", 1), driver.machine)
+    assert not said and checkers.guests == {guest.name}
+    checkers.guests.clear()
+    checkers.journaled_by(started, ("c", 1), driver.machine)
+    assert said == [f"{['n0.w0', guest.name]} on the 1 slots of n0"], "of anybody else it would be one too many"
 
 
 def test_it_is_wide_again_when_the_node_is_back() -> None:

@@ -76,12 +76,31 @@ def refusal_to_host(state: State, task: TaskState, gone: Collection[Rank]) -> st
     broken = {layout.replica_of(rank) for rank in (*gone, *task.guests)}
     if not set(plan.replicas) - broken:
         return f"{ranks}: no replica is whole without it"
-    bare = [rank for rank in sorted(gone) if _is_gone(state, task, plan.holder_of(rank))]
-    if bare:
+    if bare := _bare(state, task, gone):
         return f"{ranks}: who keeps the copies of the shards of ranks {bare} is gone, too"
     if not _hosts(state, task):
         return f"{ranks}: no other node of the task is up"
     return ""
+
+
+def may_be_there_still(state: State, task: TaskState, gone: Collection[Rank]) -> bool:
+    """Of a shard that no node has which is up: was one that has it given up for its silence only? Its memory may be
+    whole, and its return brings the state back."""
+    plan = task.plan
+    assert plan is not None
+
+    def is_silent(rank: Rank) -> bool:
+        member = plan.member(rank)
+        return member is not None and state.nodes[member.node].probe_answer != "gone"
+
+    bare = _bare(state, task, gone)
+    return bool(bare) and all(is_silent(rank) or is_silent(plan.holder_of(rank)) for rank in bare)
+
+
+def _bare(state: State, task: TaskState, gone: Collection[Rank]) -> list[Rank]:
+    """Those of which who keeps the copy is gone, too."""
+    assert task.plan is not None
+    return [rank for rank in sorted(gone) if _is_gone(state, task, task.plan.holder_of(rank))]
 
 
 def _is_gone(state: State, task: TaskState, rank: Rank) -> bool:

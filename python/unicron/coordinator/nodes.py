@@ -85,6 +85,7 @@ def on_hello(step: Step, name: str, hello: AgentHello) -> None:
     node = step.state.nodes[name]
     step.move_node(node, "hello")
     node.is_connected, node.probe_answer, node.clock, node.hearing = True, "", hello.clock, Hearing.NONE
+    node.has_missed = False
     node.control_network, node.state_network = hello.control_network, hello.state_network
     step.cancel_timer("verdict", name, "it is back")
     step.set_timer("silence", name, step.config.silence_ms, "heartbeats are due")
@@ -191,8 +192,13 @@ def on_heartbeat(step: Step, node: NodeState, message: AgentHeartbeat) -> None:
 
 
 def hear_again(step: Step, node: NodeState, reason: str) -> None:
-    """It was silent, not disconnected: it is up again."""
+    """It was silent, not disconnected: it is up again. What it missed meanwhile nobody would send it any more: then
+    only a hello brings it back, as after an ended connection."""
     if node.phase is NodePhase.SUSPECT and node.is_connected:
+        if node.has_missed:
+            again = AgentWelcome(step.state.term, again=True)
+            step.answer_node(node.name, again, f"{reason}, and something was not sent to it while it was silent")
+            return
         step.move_node(node, "heard")
         node.probe_answer = ""
         step.cancel_timer("verdict", node.name, reason)

@@ -14,12 +14,18 @@ from unicron.coordinator.fitness import PENDING
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import RolesPlaced
 from unicron.coordinator.lifecycle import finish_task, stop_task
-from unicron.coordinator.narrowing import gone_with_their_node, hosts_of, refusal_to_host, still_guests
+from unicron.coordinator.narrowing import (
+    gone_with_their_node,
+    hosts_of,
+    may_be_there_still,
+    refusal_to_host,
+    still_guests,
+)
 from unicron.coordinator.observing import observe
 from unicron.coordinator.placement import free_slots, place_replica
 from unicron.coordinator.plans import Decision, end_leavers, publish
 from unicron.coordinator.standbys import take_standbys
-from unicron.coordinator.starting import restart_all, wait_for_slots
+from unicron.coordinator.starting import nothing_to_restore, restart_all, wait_for_slots
 from unicron.coordinator.state import NodeState, Purpose, TaskState, WorkerState, node_order
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
@@ -85,9 +91,11 @@ def _refills(step: Step, task: TaskState) -> Refills:
     taken: set[str] = set()
     layout = task.job.layout
     if not task.state_lost:
-        take_standbys(step, task)
+        if not _waits_for_its_state(step, task):
+            take_standbys(step, task)
+            if layout.buddy:
+                _move_homes(step, task)
         if layout.buddy:
-            _move_homes(step, task)
             _invite_guests(step, task)
     for rank in sorted(task.lost):
         node = step.state.nodes[task.placement[rank]]
@@ -119,6 +127,13 @@ def _refills(step: Step, task: TaskState) -> Refills:
                 task.refills[rank] = task.refills.get(rank, 0) + 1
                 refills.to_start.append((task.placement[rank], rank, Purpose.REFILL))
     return refills
+
+
+def _waits_for_its_state(step: Step, task: TaskState) -> bool:
+    """Elsewhere its roles would find neither shard nor copy, and go back to a checkpoint. Without one that is the end
+    of the task, so what may be whole on a silent node is waited for, as long as a worker may take to come."""
+    gone = gone_with_their_node(step.state, task)
+    return task.job.layout.buddy and nothing_to_restore(task) and may_be_there_still(step.state, task, gone)
 
 
 def _move_homes(step: Step, task: TaskState) -> None:

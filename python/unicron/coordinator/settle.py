@@ -28,11 +28,12 @@ ROUNDS_MAX = 64  # a task that touches itself more often in one step is a bug
 
 
 def settle_all(step: Step) -> None:
-    """Wounded tasks first: their survivors wait, and need no word of the planner. Then what the cluster shall look
-    like, then the other tasks; and again, when one's step changed what is there."""
+    """Wounded tasks first: their survivors wait, and need no word of the planner. Finished ones, too: whoever is over
+    wants no slots. Then what the cluster shall look like, then the other tasks; and again, when one's step changed what
+    is there."""
     rounds = 0
     while True:
-        name = next((name for name in step.touched if step.state.tasks[name].lost), "")
+        name = next((name for name in step.touched if _comes_first(step.state.tasks[name])), "")
         if not name:
             settle_allocation(step)
             if step.has_freed:
@@ -45,6 +46,10 @@ def settle_all(step: Step) -> None:
         rounds += 1
         assert rounds <= ROUNDS_MAX * max(len(step.state.tasks), 1), f"{name} does not settle"
         _settle(step, step.state.tasks[name])
+
+
+def _comes_first(task: TaskState) -> bool:
+    return bool(task.lost or task.finished)
 
 
 def _settle(step: Step, task: TaskState) -> None:

@@ -68,6 +68,7 @@ class NodeState:
     is_connected: bool = False
     clock: str = ""  # whose monotonic clock its agent reads
     probe_answer: str = ""
+    has_missed: bool = False  # something was not sent to it while it was silent: its next hello tells what
     hearing: Hearing = Hearing.NONE  # its beats
     control_network: Network | None = None  # the interfaces that its agent chose
     state_network: Network | None = None

@@ -60,6 +60,8 @@ class Step:
         state = self.state.nodes.get(node)
         if state is not None and state.phase is NodePhase.UP:
             self.answer_node(node, message, reason)
+        elif state is not None:
+            state.has_missed = True
 
     def answer_node(self, node: str, message: ToAgent, reason: str) -> None:
         """To whom just spoke, whatever its phase."""

@@ -61,7 +61,8 @@ class AgentHost:
         self.timers = Timers(world.scheduler, self.clock, self._fired, self.gate)
         self.connection: Connection | None = None
         self._pids = 1000 * (incarnation + 1)
-        self._requests: dict[str, SimWorker] = {}
+        self._requests: dict[str, tuple[SimWorker, ArenaRequest]] = {}
+        self._asked = 0
         self._socket_ms = 0.0
         self._sample()
 
@@ -83,7 +84,7 @@ class AgentHost:
             orders = self._step(event)
             is_refused = any(isinstance(a, ask.Refused) and a.name == "stale_term" for a in orders)
             if not is_refused:
-                self.world.checkers.obeyed(self, term, life, type(event.message).__name__)
+                self.world.checkers.obeyed(self, term, life, event.message)
 
         self.gate(heard)
 
@@ -200,12 +201,13 @@ class AgentHost:
         )
 
     def ask_arena(self, worker: Any, request: ArenaRequest) -> None:
-        request_id = f"{worker.name}/{len(self._requests)}"
-        self._requests[request_id] = worker
+        self._asked += 1
+        request_id = f"{worker.name}/{self._asked}"
+        self._requests[request_id] = worker, request
         self._later(0.2, lambda: self.feed(on.ArenaRequested(request_id, request)))
 
     def _grant(self, action: ask.GrantArena) -> None:
-        worker = self._requests.pop(action.request_id)
+        worker, request = self._requests.pop(action.request_id)
         if action.create:
             self.memories[action.arena] = Memory(is_torn=True)  # until its owner says what is in it
         memory = self.memories[action.arena]
@@ -213,7 +215,7 @@ class AgentHost:
         if owners:
             self.world.violate(f"{action.arena} granted to {worker.name}, {owners[0].name} lives")
         adopted = not action.create
-        self._later(0.3, lambda: worker.gate(lambda: worker.on_arena(memory, adopted)))
+        self._later(0.3, lambda: worker.gate(lambda: worker.on_arena(memory, adopted, request)))
 
     def child_died(self, worker: WorkerProcess, kind: str, status: int) -> None:
         """The mutex tells at once, the exit status much later."""

@@ -9,7 +9,8 @@
 * nothing journaled is forgotten: a replay gives the state that the living coordinator had
 * no kill without evidence
 * no slot is given to two tasks (guests of one that lost a node are beside them, until it is narrower), and none to one
-  that is suspended or over; a task that left its slots trains no more, and goes on at the very iteration it left
+  that is suspended or over; a task that left its slots trains no more, and goes on at the very iteration it left (where
+  a node was given up for its silence its processes train on until it speaks; in the end nobody does)
 * every decision is the planner's: solved again from its inputs it is the same; and none without something new (thrash)
 * queues stay bounded (the machines assert their own; the journal must not grow while nothing happens)
 """
@@ -27,6 +28,7 @@ from unicron.coordinator.journal import (
     AllocationDecided,
     Entry,
     EpochDecided,
+    NodeDeclaredLost,
     RolesPlaced,
     TaskAdmitted,
     TaskRestarted,
@@ -43,7 +45,7 @@ from unicron.coordinator.transitions import TERMINAL, WorkerPhase
 from unicron.healing import actions as do
 from unicron.healing.record import CommitResult
 from unicron.healing.resolve import position_of
-from unicron.messages import PublishEpoch
+from unicron.messages import EndWorker, PublishEpoch
 from unicron.planner.planner import Planner
 from unicron.types import EpochPlan, Outcome, PlanKind, Rank
 
@@ -89,12 +91,12 @@ class TaskChecks:
         whole = tuple(range(worker.layout.num_sets))
         if memory.iteration != commit.iteration:
             self.world.violate(f"{worker.name} at {memory.iteration} steps with {commit.iteration}")
-        is_ghost = worker.host in self.world.ghosts  # nobody can know before it speaks; then it is told to end
+        is_untold = self.world.checkers.is_untold(worker)
         is_member = self._is_member(worker)
         # One that stood still (its node froze, say) ends the step that the others ended before they went on without it:
         # what is in it was committed. A step of an iteration that nobody committed is training, whoever does it.
         is_late = not is_member and commit.iteration < (self.left_at or 0)
-        if self.left_at is not None and not is_ghost and not is_late:
+        if self.left_at is not None and not is_untold and not is_late:
             self.world.violate(f"{worker.name} steps {commit.iteration}, {self.name} left at {self.left_at}")
         for number, segment in enumerate(memory.segments):
             if segment != whole:
@@ -172,7 +174,10 @@ class Checkers:
         self._obeyed: dict[tuple[str, int], int] = {}  # (node, incarnation) -> newest term
         self._facts: tuple[Any, ...] = ()
         self._targets: dict[str, int] = {}
-        self.guests: set[str] = set()  # workers that were seen beside their node's slots
+        self.guests: set[str] = set()  # workers that had a role beside their node's slots
+        self._lost: dict[str, int] = {}  # node -> its newest incarnation that was declared lost
+        self._told: set[str] = set()  # workers that an agent was told to end, and heard it
+        self._guest_roles: dict[str, dict[Rank, str]] = {}  # task -> where those are that were placed beside slots
         self._number = 0  # of the newest allocation
 
     def of(self, task: str) -> TaskChecks:
@@ -198,6 +203,13 @@ class Checkers:
         if innocent:
             self.world.violate(f"{worker.name} killed without evidence: {reason}")
 
+    def is_untold(self, worker: WorkerProcess) -> bool:
+        """It may train on: its node is an older life, or was given up for its silence, and nobody can say so before it
+        speaks again. Then it is told to end (Cluster.strangers)."""
+        host = worker.host
+        is_given_up = self._lost.get(host.node, 0) >= host.incarnation and worker.name not in self._told
+        return host in self.world.ghosts or is_given_up
+
     # ------------------------------------------------------------ coordinator
 
     def journaled(self, entry: Entry, host: CoordinatorHost) -> None:
@@ -216,6 +228,7 @@ class Checkers:
             self.admitted.add(entry.task)
         if isinstance(entry, EpochDecided):
             self.of(entry.plan.task).planned(entry.plan)
+            self._note_guests(entry.plan)
         elif isinstance(entry, TaskRestarted):
             self.world.count("restart_all")
             self.world.log("journal", f"{entry.task}: all restart: {entry.reason}")
@@ -224,10 +237,12 @@ class Checkers:
             self.of(entry.task).left(entry.reason)
         elif isinstance(entry, AllocationDecided):
             self._decided(entry.allocation, machine.state)
+        elif isinstance(entry, NodeDeclaredLost):
+            self._lost[entry.node] = entry.incarnation
         elif isinstance(entry, WidthChanged):
             self.world.count("narrowed" if entry.wide is not None else "wide again")
-        elif isinstance(entry, RolesPlaced) and entry.guests:
-            self.world.count("guests")
+        elif isinstance(entry, RolesPlaced):
+            self._note_placed(entry)
         elif isinstance(entry, WorkersStarted):
             self._started(entry, machine.state)
 
@@ -249,10 +264,27 @@ class Checkers:
         if len(holders) > slots:
             self.world.violate(f"{holders} on the {slots} slots of {entry.node}")
 
+    def _note_guests(self, plan: EpochPlan) -> None:
+        """Who leaves is known as one also where nobody was started beside it while it stayed."""
+        beside = {} if plan.kind is PlanKind.RESHAPE else self._guest_roles.get(plan.task, {})
+        here = [member for member in plan.members if beside.get(member.rank) == member.node]
+        self.guests.update(member.worker for member in here)
+        self._guest_roles[plan.task] = {member.rank: member.node for member in here}
+
+    def _note_placed(self, entry: RolesPlaced) -> None:
+        """Guests, and those who are none any more: there are slots for them where they are."""
+        checks = self.of(entry.task)
+        plan = checks.plans.get(checks.epoch)
+        for member in plan.members if plan is not None else ():
+            if member.rank not in entry.guests and entry.placement.get(member.rank) == member.node:
+                self.guests.discard(member.worker)
+        self._guest_roles[entry.task] = {rank: entry.placement[rank] for rank in entry.guests}
+        if entry.guests:
+            self.world.count("guests")
+
     def _is_guest(self, task: TaskState, worker: WorkerState) -> bool:
         """Beside the slots for the moment, or on its way out."""
         if task.role_of(worker.name) is not None and task.guests.get(worker.rank) == worker.node:
-            self.guests.add(worker.name)
             return True
         return worker.name in self.guests and worker.phase is WorkerPhase.ENDING
 
@@ -326,12 +358,16 @@ class Checkers:
         if isinstance(message, PublishEpoch) and message.plan.epoch not in self.of(message.plan.task).plans:
             self.world.violate(f"epoch {message.plan.epoch} of {message.plan.task} was sent before it was durable")
 
-    def obeyed(self, host: AgentHost, term: int, life: tuple[str, int], what: str) -> None:
+    def obeyed(self, host: AgentHost, term: int, life: tuple[str, int], message: Any) -> None:
         """An agent took an order, or a welcome."""
+        if isinstance(message, EndWorker):
+            self._told.add(message.worker)
         who = (host.node, host.incarnation)
         newest = self._obeyed.setdefault(who, term)
         if term < newest:
-            self.world.violate(f"{host.node} obeys {what} of {life} in term {term} after term {newest}")
+            self.world.violate(
+                f"{host.node} obeys {type(message).__name__} of {life} in term {term} after term {newest}"
+            )
         self._obeyed[who] = max(newest, term)
 
     def coordinator_stepped(self, host: CoordinatorHost) -> None:

@@ -331,7 +331,13 @@ class Cluster:
             and not is_due(state, facts_of(state))
             and all(n.phase is NodePhase.UP for n in state.nodes.values())
             and all(self._is_settled(task) for task in state.tasks.values())
+            and not self.strangers()
         )
+
+    def strangers(self) -> list[str]:
+        """Processes on the nodes of which the coordinator does not know: nobody would ever end them."""
+        known = {name for task in self.tasks() for name in task.workers}
+        return [w.name for h in self.hosts.values() for w in h.workers.values() if w.alive and w.name not in known]
 
     def _is_settled(self, task: TaskState) -> bool:
         target = self.coordinator.machine.state.target(task.name)

@@ -207,6 +207,8 @@ def describe(world: Cluster) -> str:
             f"{task.name} {task.phase.value}, epoch {task.epoch}, lost {task.lost}, placed {placed}, target {target}, "
             f"leaving {task.leaving!r}"
         )
+    if strangers := world.strangers():
+        parts.append(f"unknown to the coordinator: {', '.join(strangers)}")
     for worker in world.members():
         machine = worker.machine
         phase = machine.phase.value if machine else "no role yet"

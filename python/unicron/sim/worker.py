@@ -94,9 +94,9 @@ class SimWorker(WorkerReshaping):
         self._asked_for = plan
         self.host.ask_arena(self, request)
 
-    def on_arena(self, memory: Memory, adopted: bool) -> None:
-        if self.goes_over is not None:
-            self.arena_staged(memory)
+    def on_arena(self, memory: Memory, adopted: bool, request: ArenaRequest) -> None:
+        if request.epoch:  # who asked in training/reshard waits there, and looks then whether that is called off
+            self.arena_staged(memory, request)
             return
         self.memory = memory
         if self.is_joining:

@@ -81,12 +81,13 @@ class WorkerReshaping(WorkerMoving):
         request = ArenaRequest(self.task, self.name, seat.rank, 1, "digest", False, (), plan.epoch)
         self.host.ask_arena(self, request)
 
-    def arena_staged(self, memory: Memory) -> None:
+    def arena_staged(self, memory: Memory, request: ArenaRequest) -> None:
         mine = self.goes_over
-        assert mine is not None
+        if mine is None or mine.order.plan.epoch != request.epoch or mine.iteration < 0:
+            return  # what it asked for is over
         seat = _seat(mine.order.plan, self)
-        if seat is None or mine.iteration < 0:
-            return  # it asked for another change, which is over
+        if seat is None or seat.rank != request.rank:
+            return  # an order of another coordinator with the same number
         memory.end_step(mine.iteration)
         mine.staged = memory
         self.say(LayoutReady(self.name, seat.rank, mine.order.plan.epoch, mine.iteration, digest="whole"))
