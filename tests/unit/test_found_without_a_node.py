@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from machines import Agent, running
+from machines import Agent, Coordinator, running
 from unicron.agent.actions import SendWorker
 from unicron.coordinator import events as on
 from unicron.coordinator.actions import SendAgent
@@ -12,8 +13,9 @@ from unicron.coordinator.config import CoordinatorConfig
 from unicron.coordinator.layout_change import slots_for
 from unicron.coordinator.placement import held_slots
 from unicron.coordinator.state import Purpose
-from unicron.messages import AgentHello, EndWorker, LayoutReady, PublishEpoch
-from unicron.types import EpochPlan, Layout, Member, PlanKind
+from unicron.coordinator.transitions import TaskPhase
+from unicron.messages import AgentHello, EndWorker, LayoutReady, PublishEpoch, WorkerUp
+from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
 
@@ -89,3 +91,25 @@ def test_a_layout_is_not_decided_while_a_node_does_not_hear() -> None:
     assert driver.task.epoch == 1, "n1 would not hear of it"
     driver.beat("n1")
     assert driver.task.epoch == 2 and {a.node for a in driver.actions if isinstance(a, SendAgent)} >= {"n0", "n1"}
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_who_was_left_out_of_the_start_is_ended_by_a_coordinator_that_comes_back(has_begun: bool) -> None:
+    """605111: the order to end it was lost with its giver. It waited for a role on the slot its replica had to have to
+    come back, for ever."""
+    driver = Coordinator(CONFIG)
+    for number in range(4):
+        driver.hello(f"n{number}", slots=1)
+    driver.submit(Layout(pp=2, dp=2, num_micro_batches=4))
+    assert driver.task.placement == {0: "n0", 2: "n1", 1: "n2", 3: "n3"}
+    for name in ("n0.w0", "n1.w0") if has_begun else ():
+        driver.up(name)
+    driver.disconnected("n3")
+    driver.probed("n3", "gone")
+    assert driver.task.phase is (TaskPhase.RUNNING if has_begun else TaskPhase.STARTING)
+    driver.restart()
+    for node in ("n0", "n1", "n2"):
+        driver.hello(node, slots=1, knows=True)
+    left_out = driver.worker("n2.w0")
+    driver.feed_fact("n2", WorkerUp("n2", driver.status(left_out, stage=Stage.WAITING)))
+    assert left_out.end_reason == "its replica cannot start"
