@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from machines import Agent, Coordinator, running
+from several import Cluster
 from unicron.agent.actions import SendWorker
 from unicron.coordinator import events as on
 from unicron.coordinator.actions import SendAgent
@@ -14,7 +15,7 @@ from unicron.coordinator.layout_change import slots_for
 from unicron.coordinator.placement import held_slots
 from unicron.coordinator.state import Purpose
 from unicron.coordinator.transitions import TaskPhase
-from unicron.messages import AgentHello, EndWorker, LayoutReady, PublishEpoch, WorkerUp
+from unicron.messages import AgentHello, EndWorker, FromWorker, LayoutReady, PublishEpoch, WorkerUp
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
@@ -113,3 +114,38 @@ def test_who_was_left_out_of_the_start_is_ended_by_a_coordinator_that_comes_back
     left_out = driver.worker("n2.w0")
     driver.feed_fact("n2", WorkerUp("n2", driver.status(left_out, stage=Stage.WAITING)))
     assert left_out.end_reason == "its replica cannot start"
+
+
+def test_where_a_wider_layout_is_to_go_nobody_stands_by() -> None:
+    """703043: the node that came back stood by for another task, and the one that was to be wide again waited for its
+    slot until it gave up."""
+    cluster = Cluster(nodes=6, slots=1)
+    sharded = Layout(dp=3, num_micro_batches=6, sharded=True, buddy=True)
+    cluster.run("t", 3, layout=sharded, replicas_min=0)
+    cluster.run("u", 2, replicas_min=0, standbys=1)
+    state, task = cluster.machine.state, cluster.tasks()["t"]
+    assert state.allocation.standbys == {"u": ("n5",)} and set(task.placement.values()) == {"n0", "n1", "n2"}
+    cluster.lose("n5")
+    cluster.lose("n2")
+    change, former = task.change, task.plan
+    assert change is not None and change.plan is not None and former is not None and change.layout.dp == 2
+    for member in former.members:
+        rank = next((m.rank for m in change.plan.members if m.worker == member.worker), -1)
+        cluster.feed_fact(member.node, FromWorker(member.node, "t", LayoutReady(member.worker, rank, 3, 7, "", "d"), 1))
+    cluster.bring_up()
+    assert task.job.layout.dp == 2
+    cluster.hello("n5", incarnation=2, slots=1)
+    cluster.bring_up()
+    assert state.allocation.layouts["t"] == sharded and state.allocation.standbys == {}
+    assert task.change is not None and task.change.plan is not None, "announced: its newcomer is there"
+    assert {m.node for m in task.change.plan.members} == {"n0", "n1", "n5"}
+
+
+def test_a_person_s_layout_goes_nowhere_where_another_task_is_stood_by_for() -> None:
+    cluster = Cluster(nodes=5, slots=1)
+    cluster.run("t", 2, replicas_min=0)
+    cluster.run("u", 2, standbys=1)
+    state = cluster.machine.state
+    assert state.allocation.standbys == {"u": ("n4",)}
+    assert slots_for(state, cluster.tasks()["t"]) == {"n0": 1, "n1": 1}
+    assert slots_for(state, cluster.tasks()["u"]) == {"n2": 1, "n3": 1, "n4": 1}
