@@ -149,3 +149,31 @@ def test_a_person_s_layout_goes_nowhere_where_another_task_is_stood_by_for() -> 
     assert state.allocation.standbys == {"u": ("n4",)}
     assert slots_for(state, cluster.tasks()["t"]) == {"n0": 1, "n1": 1}
     assert slots_for(state, cluster.tasks()["u"]) == {"n2": 1, "n3": 1, "n4": 1}
+
+
+def test_one_that_hangs_while_it_saves_is_ended_before_all_are() -> None:
+    """601356: its loop stood still while it held for a layout that was called off. Saving may take long, so nobody ended
+    it; after three tries all would have been, and with no checkpoint that is the end of the task."""
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1, config=CONFIG)
+    driver.lost("n1.w0", "signal 9")
+
+    def look(number: int, who_saves: str) -> None:
+        for name in (who_saves, "n1.w1"):
+            worker, moves = driver.worker(name), name == "n1.w1"
+            status = driver.status(worker, stage=Stage.HEAL if moves else Stage.SAVE)
+            status = msgspec.structs.replace(status, progress=number if moves else 0)
+            driver.feed_fact(worker.node, WorkerUp(worker.node, status))
+        driver.fire("heal/t")
+
+    assert driver.task.epoch == 2
+    for number in (1, 2):
+        look(number, "n0.w0")
+        assert driver.task.epoch == 2 + number, "an heir at iteration 0 does not catch up while another stands still"
+        assert driver.sent(EndWorker) == [], "it may be saving"
+    look(3, "n0.w0")
+    assert [order.worker for order in driver.sent(EndWorker)] == ["n0.w0"]
+    assert not driver.task.is_over
+    driver.lost("n0.w0", "signal 9")
+    assert driver.task.epoch == 5 and driver.task.plan is not None and driver.task.plan.heirs == (0,)
+    look(4, "n0.w1")
+    assert driver.task.cause.startswith("ranks [0, 1] did not heal in 4 tries"), "once"
