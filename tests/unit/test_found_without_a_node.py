@@ -152,8 +152,8 @@ def test_a_person_s_layout_goes_nowhere_where_another_task_is_stood_by_for() -> 
 
 
 def test_one_that_hangs_while_it_saves_is_ended_before_all_are() -> None:
-    """601356: its loop stood still while it held for a layout that was called off. Saving may take long, so nobody ended
-    it; after three tries all would have been, and with no checkpoint that is the end of the task."""
+    """601356: its loop stood still while it held for a layout that was called off. Saving may take long, so nobody
+    ended it; after three tries all would have been, and with no checkpoint that is the end of the task."""
     driver = running(Layout(dp=2, num_micro_batches=4), slots=1, config=CONFIG)
     driver.lost("n1.w0", "signal 9")
 
