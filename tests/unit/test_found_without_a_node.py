@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from machines import Agent, Coordinator, running
+from several import Cluster
 from unicron.agent.actions import SendWorker
 from unicron.coordinator import events as on
 from unicron.coordinator.actions import SendAgent
@@ -16,8 +17,16 @@ from unicron.coordinator.layout_change import slots_for
 from unicron.coordinator.placement import held_slots
 from unicron.coordinator.state import Purpose
 from unicron.coordinator.transitions import NodePhase, TaskPhase
-from unicron.messages import AgentHello, AgentWelcome, EndWorker, LayoutReady, PublishEpoch
-from unicron.types import EpochPlan, Layout, Member, PlanKind
+from unicron.messages import (
+    AgentHello,
+    AgentWelcome,
+    EndWorker,
+    FromWorker,
+    LayoutReady,
+    PublishEpoch,
+    WorkerUp,
+)
+from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
 
@@ -165,3 +174,88 @@ def test_a_node_that_was_silent_hears_what_it_missed() -> None:
     driver.feed(on.AgentMessage("n1", AgentHello("n1", 1, 1, 1, "tcp://n1:7000", "key", known, (before,), "")))
     assert driver.machine.state.nodes["n1"].phase is NodePhase.UP
     assert [message.plan for message in driver.sent(PublishEpoch)] == [plan]
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_who_was_left_out_of_the_start_is_ended_by_a_coordinator_that_comes_back(has_begun: bool) -> None:
+    """605111: the order to end it was lost with its giver. It waited for a role on the slot its replica had to have to
+    come back, for ever."""
+    driver = Coordinator(CONFIG)
+    for number in range(4):
+        driver.hello(f"n{number}", slots=1)
+    driver.submit(Layout(pp=2, dp=2, num_micro_batches=4))
+    assert driver.task.placement == {0: "n0", 2: "n1", 1: "n2", 3: "n3"}
+    for name in ("n0.w0", "n1.w0") if has_begun else ():
+        driver.up(name)
+    driver.disconnected("n3")
+    driver.probed("n3", "gone")
+    assert driver.task.phase is (TaskPhase.RUNNING if has_begun else TaskPhase.STARTING)
+    driver.restart()
+    for node in ("n0", "n1", "n2"):
+        driver.hello(node, slots=1, knows=True)
+    left_out = driver.worker("n2.w0")
+    driver.feed_fact("n2", WorkerUp("n2", driver.status(left_out, stage=Stage.WAITING)))
+    assert left_out.end_reason == "its replica cannot start"
+
+
+def test_where_a_wider_layout_is_to_go_nobody_stands_by() -> None:
+    """703043: the node that came back stood by for another task, and the one that was to be wide again waited for its
+    slot until it gave up."""
+    cluster = Cluster(nodes=6, slots=1)
+    sharded = Layout(dp=3, num_micro_batches=6, sharded=True, buddy=True)
+    cluster.run("t", 3, layout=sharded, replicas_min=0)
+    cluster.run("u", 2, replicas_min=0, standbys=1)
+    state, task = cluster.machine.state, cluster.tasks()["t"]
+    assert state.allocation.standbys == {"u": ("n5",)} and set(task.placement.values()) == {"n0", "n1", "n2"}
+    cluster.lose("n5")
+    cluster.lose("n2")
+    change, former = task.change, task.plan
+    assert change is not None and change.plan is not None and former is not None and change.layout.dp == 2
+    for member in former.members:
+        rank = next((m.rank for m in change.plan.members if m.worker == member.worker), -1)
+        cluster.feed_fact(member.node, FromWorker(member.node, "t", LayoutReady(member.worker, rank, 3, 7, "", "d"), 1))
+    cluster.bring_up()
+    assert task.job.layout.dp == 2
+    cluster.hello("n5", incarnation=2, slots=1)
+    cluster.bring_up()
+    assert state.allocation.layouts["t"] == sharded and state.allocation.standbys == {}
+    assert task.change is not None and task.change.plan is not None, "announced: its newcomer is there"
+    assert {m.node for m in task.change.plan.members} == {"n0", "n1", "n5"}
+
+
+def test_a_person_s_layout_goes_nowhere_where_another_task_is_stood_by_for() -> None:
+    cluster = Cluster(nodes=5, slots=1)
+    cluster.run("t", 2, replicas_min=0)
+    cluster.run("u", 2, standbys=1)
+    state = cluster.machine.state
+    assert state.allocation.standbys == {"u": ("n4",)}
+    assert slots_for(state, cluster.tasks()["t"]) == {"n0": 1, "n1": 1}
+    assert slots_for(state, cluster.tasks()["u"]) == {"n2": 1, "n3": 1, "n4": 1}
+
+
+def test_one_that_hangs_while_it_saves_is_ended_before_all_are() -> None:
+    """601356: its loop stood still while it held for a layout that was called off. Saving may take long, so nobody
+    ended it; after three tries all would have been, and with no checkpoint that is the end of the task."""
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1, config=CONFIG)
+    driver.lost("n1.w0", "signal 9")
+
+    def look(number: int, who_saves: str) -> None:
+        for name in (who_saves, "n1.w1"):
+            worker, moves = driver.worker(name), name == "n1.w1"
+            status = driver.status(worker, stage=Stage.HEAL if moves else Stage.SAVE)
+            status = msgspec.structs.replace(status, progress=number if moves else 0)
+            driver.feed_fact(worker.node, WorkerUp(worker.node, status))
+        driver.fire("heal/t")
+
+    assert driver.task.epoch == 2
+    for number in (1, 2):
+        look(number, "n0.w0")
+        assert driver.task.epoch == 2 + number, "an heir at iteration 0 does not catch up while another stands still"
+        assert driver.sent(EndWorker) == [], "it may be saving"
+    look(3, "n0.w0")
+    assert [order.worker for order in driver.sent(EndWorker)] == ["n0.w0"]
+    assert not driver.task.is_over
+    driver.lost("n0.w0", "signal 9")
+    assert driver.task.epoch == 5 and driver.task.plan is not None and driver.task.plan.heirs == (0,)
+    look(4, "n0.w1")
+    assert driver.task.cause.startswith("ranks [0, 1] did not heal in 4 tries"), "once"

@@ -144,7 +144,7 @@ def decide(state: State, facts: Facts, now_ms: float) -> tuple[Allocation, Plann
         tasks=facts.tasks,
         targets=targets,
         layouts=layouts,
-        standbys=standbys_for(state, facts.nodes, targets),
+        standbys=standbys_for(state, facts.nodes, targets, layouts),
         trigger=_trigger(state, facts),
         events=planned.events,
         from_table=from_table,

@@ -127,11 +127,12 @@ def _alone(stalled: WorkerStalled) -> str:
     return f"for {factor} times its budget" if factor > 1 else "for longer than its budget"
 
 
-def deaf_to_plan(task: TaskState) -> list[WorkerState]:
+def deaf_to_plan(task: TaskState, *, may_be_long: bool = False) -> list[WorkerState]:
     """Members whose loop has not moved since a plan that shut every socket they could wait on.
 
-    A loop inside a collective was freed by that, so whatever it claims to wait for, it is not others. (One that
-    computes is deaf only when its own stage's statistics say that it stands still.)
+    A loop inside a collective was freed by that, so whatever it claims to wait for, it is not others. One that
+    computes or saves is deaf only when its own stage's statistics say that it stands still, because that may take
+    long; or (may_be_long) when everybody would be ended for it.
     """
     plan = task.plan
     if plan is None:
@@ -143,7 +144,7 @@ def deaf_to_plan(task: TaskState) -> list[WorkerState]:
         if worker is None or not freed:
             continue
         is_sure = worker.stalled is not None and worker.stalled.is_sure
-        if worker.stage in (Stage.COMPUTE, Stage.SAVE) and not is_sure:
+        if worker.stage in (Stage.COMPUTE, Stage.SAVE) and not (is_sure or may_be_long):
             continue
         if rank in task.awaiting and worker.progress == worker.progress_planned:
             deaf.append(worker)

@@ -32,7 +32,8 @@ class LayoutChange:
 
 
 def slots_for(state: State, task: TaskState) -> dict[str, int]:
-    """Slots that the task may use for another layout, by node: its own, first, and those that nobody has or shall have.
+    """Slots that the task may use for another layout, by node: its own, first, and those that nobody has or shall have,
+    or stands by on for another task.
 
     Its own nodes come first, in the order of what it has there: what stays on a node crosses none.
     """
@@ -40,8 +41,9 @@ def slots_for(state: State, task: TaskState) -> dict[str, int]:
     for home in task.slotted.values():
         own[home] = own.get(home, 0) + 1
     free = dict(own)
+    standing = {node for name, nodes in state.allocation.standbys.items() for node in nodes if name != task.name}
     for node in state.nodes.values():
-        if node.is_usable:
+        if node.is_usable and node.name not in standing:
             others = [t for t in state.tasks.values() if t is not task and not t.is_over]
             held = sum(there == node.name for t in others for there in t.placement.values())
             meant = sum(there == node.name for t in others for there in state.target(t.name).values())

@@ -303,13 +303,7 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
     if task.finished:
         _end_unmet(step, task, plan)
         return True
-    deaf = deaf_to_plan(task)
-    for worker in deaf:
-        reason = f"its loop did not move in {step.config.heal_ms_max:.0f} ms since epoch {plan.epoch}"
-        _end_stalled(step, task, worker, reason)
-    if deaf and not task.job.observe_only:
-        step.set_timer("heal", task.name, step.config.heal_ms_max, "their deaths are reported first")
-        step.touch(task)
+    if _end_deaf(step, task, deaf_to_plan(task), f"since epoch {plan.epoch}"):
         return False
     if _catches_up(task):
         step.set_timer("heal", task.name, step.config.heal_ms_max, "iterations are done again, and they advance")
@@ -317,12 +311,30 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
     task.heal_tries += 1
     silent = sorted(task.awaiting)
     if task.heal_tries > step.config.heal_tries_max:
+        # All would be ended now. Where some did not move, and the others wait for them, their end may do; once.
+        is_first, since = (
+            task.heal_tries == step.config.heal_tries_max + 1,
+            f"since the last of {task.heal_tries} tries",
+        )
+        if is_first and _end_deaf(step, task, deaf_to_plan(task, may_be_long=True), since):
+            return False
         restart_all(step, task, f"ranks {silent} did not heal in {task.heal_tries} tries")
         return False
     members = {m.rank: m.worker for m in plan.members}
     reason = f"no account of the healing of epoch {plan.epoch} from ranks {silent}"
     publish(step, task, Decision(PlanKind.RECONNECT, members, silent, (), reason))
     return False
+
+
+def _end_deaf(step: Step, task: TaskState, deaf: list[WorkerState], since: str) -> bool:
+    for worker in deaf:
+        reason = f"its loop did not move in {step.config.heal_ms_max:.0f} ms {since}"
+        _end_stalled(step, task, worker, reason)
+    if not deaf or task.job.observe_only:
+        return False
+    step.set_timer("heal", task.name, step.config.heal_ms_max, "their deaths are reported first")
+    step.touch(task)
+    return True
 
 
 def _end_unmet(step: Step, task: TaskState, plan: EpochPlan) -> None:
@@ -339,6 +351,8 @@ def _catches_up(task: TaskState) -> bool:
     Without this, what takes longer than a healing may would be interrupted for ever."""
     members = [worker for worker in map(task.holder, task.awaiting) if worker is not None]
     before, task.heal_low = task.heal_low, min((worker.iteration_now for worker in members), default=-1)
+    if any(worker.progress == worker.progress_planned for worker in members):
+        return False  # the others wait for it
     return before < task.heal_low < task.heal_iteration
 
 

@@ -13,6 +13,7 @@ from unicron.coordinator.reshaping import settle_change, settle_guests
 from unicron.coordinator.standbys import settle_standbys
 from unicron.coordinator.starting import (
     close_started,
+    end_left_out,
     restart_all,
     settle_restarting,
     settle_starting,
@@ -107,6 +108,7 @@ def _settle_managed(step: Step, task: TaskState) -> None:
         close_started(step, task)
     if settle_leaving(step, task):
         return
+    end_left_out(step, task)
     settle_guests(step, task)
     settle_change(step, task)
     settle_move(step, task)

@@ -17,7 +17,7 @@ from unicron.coordinator.state import State, TaskState, node_order
 from unicron.planner.cluster import Cluster, Failures, Node, PlannerProblem, Transitions
 from unicron.planner.explain import explain
 from unicron.planner.planner import Planner
-from unicron.types import Rank
+from unicron.types import Layout, Rank
 
 Standbys = dict[str, tuple[str, ...]]
 
@@ -33,10 +33,19 @@ def can_be_helped(task: TaskState) -> bool:
     return task.job.managed and layout.num_replicas > 1 and (layout.buddy or not layout.sharded)
 
 
-def standbys_for(state: State, nodes: Mapping[str, int], targets: Mapping[str, Mapping[Rank, str]]) -> Standbys:
-    """nodes: usable -> slots; targets: what every task shall hold. Who stood by for a task stays where it is."""
-    used = {node for target in targets.values() for node in target.values()}
+def standbys_for(
+    state: State,
+    nodes: Mapping[str, int],
+    targets: Mapping[str, Mapping[Rank, str]],
+    layouts: Mapping[str, Layout] | None = None,
+) -> Standbys:
+    """nodes: usable -> slots; targets: what every task shall hold; layouts: what some go over to from there. Who stood
+    by for a task stays where it is."""
+    used = Counter(node for target in targets.values() for node in target.values())
     free = [n for n in sorted(nodes, key=node_order) if n not in used and not state.nodes[n].is_drained]
+    missing = sum(max(new.world_size - len(targets.get(name, {})), 0) for name, new in (layouts or {}).items())
+    beside = sum(max(nodes.get(node, 0) - count, 0) for node, count in used.items() if not state.nodes[node].is_drained)
+    free = _left_by_layouts(state, nodes, free, missing - beside)
     takers = [state.tasks[name] for name in targets if state.tasks[name].job.standbys and targets[name]]
     takers = [task for task in takers if can_be_helped(task)]
     chosen: dict[str, list[str]] = {task.name: [] for task in takers}
@@ -54,6 +63,18 @@ def standbys_for(state: State, nodes: Mapping[str, int], targets: Mapping[str, M
             chosen[task.name].append(found)
             free.remove(found)
     return {name: tuple(names) for name, names in chosen.items() if names}
+
+
+def _left_by_layouts(state: State, nodes: Mapping[str, int], free: list[str], missing: int) -> list[str]:
+    """Nodes on which nobody is waited for: a wider layout that finds its slots taken waits until it is given up.
+    missing: slots that the new layouts need on free nodes. They take those where nobody stands by yet, first."""
+    standing = {node for names in state.allocation.standbys.values() for node in names}
+    left = list(free)
+    for node in sorted(free, key=lambda name: name in standing):
+        if missing > 0:
+            left.remove(node)
+            missing -= nodes[node]
+    return left
 
 
 def _lost_with_a_node(task: TaskState, target: Mapping[Rank, str]) -> float:

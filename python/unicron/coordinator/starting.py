@@ -15,7 +15,7 @@ from unicron.coordinator.steering import why
 from unicron.coordinator.step import Step
 from unicron.coordinator.transitions import NodePhase, TaskPhase, WorkerPhase
 from unicron.coordinator.workers import end_worker, start_workers
-from unicron.types import Outcome, PlanKind, Rank
+from unicron.types import Outcome, PlanKind, Rank, Stage
 
 STARTED_AGAIN = (WorkerPhase.READY, WorkerPhase.FINISHED)
 
@@ -61,6 +61,7 @@ def replenish(step: Step, task: TaskState) -> None:
 def settle_starting(step: Step, task: TaskState) -> None:
     """STARTING: replace who died on the way, leave out what cannot start, go when all members are up."""
     task.absent.clear()  # whoever gets up next is looked at, unless the end of this look says who is missing
+    _end_left_out(step, task, [w for w in task.workers.values() if w.rank not in task.placement])
     members = _members(task)
     wanted: list[tuple[str, Rank, Purpose]] = []
     dropped: set[int] = set()
@@ -159,10 +160,21 @@ def _drop(step: Step, task: TaskState, dropped: set[int]) -> None:
         wait_for_slots(step, task, "no replica's nodes are left")
         return
     step.write(RolesPlaced(task.name, left), f"replicas {sorted(dropped)} lost a node, or their slots")
-    for worker in list(task.workers.values()):
-        if worker.purpose is Purpose.MEMBER and worker.rank not in left:
+    step.touch(task)  # their members are ended at the next look
+
+
+def end_left_out(step: Step, task: TaskState) -> None:
+    """Members of a replica that could not start, when the others have: the order to end them may have been lost with
+    the coordinator that gave it. They would wait for ever, on slots that their replica needs to come back."""
+    heard = [w for w in task.workers.values() if w.phase in (WorkerPhase.UP, WorkerPhase.READY)]
+    never_began = [w for w in heard if w.stage in (Stage.STARTING, Stage.WAITING)]
+    _end_left_out(step, task, [w for w in never_began if task.role_of(w.name) is None])
+
+
+def _end_left_out(step: Step, task: TaskState, workers: list[WorkerState]) -> None:
+    for worker in workers:
+        if worker.purpose is Purpose.MEMBER:
             end_worker(step, task, worker, "its replica cannot start")
-    step.touch(task)
 
 
 def on_join_timeout(step: Step, task: TaskState) -> None:
