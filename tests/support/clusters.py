@@ -62,7 +62,7 @@ def running(cluster: LocalCluster, task: str, iteration: int = 3) -> None:
 
 
 def closed_incident(cluster: LocalCluster, task: str, number: int = 1) -> dict[str, Any]:
-    """The number-th incident that cost something, once it has an outcome. (Of a busy machine's slow ranks it is told.)"""
+    """The number-th incident that cost something, once it has an outcome. (Slow ranks of a busy machine are told.)"""
 
     def found() -> dict[str, Any] | None:
         incidents = [i for i in cluster.incidents(task) if not i["is_only_told"]]
