@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -280,6 +281,12 @@ def test_every_source_file_says_its_idea() -> None:
     headers = [path for path in native_files() if path.suffix == ".h"]
     wrong += [place(path) for path in headers if not path.read_text().startswith("//")]
     assert not wrong, "no header: " + ", ".join(wrong)
+
+
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    """pytest imports them by it: of two of one name it collects the first only, and a folder of them hides that."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_every_fault_point_is_met_in_training() -> None:
