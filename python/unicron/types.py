@@ -273,13 +273,13 @@ class EpochPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def buddy_distance(self) -> int:
         """How many replicas further the holder of a shard's copy is (healing/buddies.py): the least number that puts
-        most copies on another node."""
+        most copies on another node; 0: there is nobody else."""
         nodes = {member.rank: member.node for member in self.members}
 
         def apart(step: int) -> int:
             return sum(nodes[rank] != nodes[self.layout.further(rank, step)] for rank in nodes)
 
-        return max(range(1, self.layout.num_replicas), key=lambda step: (apart(step), -step))
+        return max(range(1, self.layout.num_replicas), key=lambda step: (apart(step), -step), default=0)
 
     def holder_of(self, rank: Rank) -> Rank:
         """Who keeps the copy of this rank's shard."""

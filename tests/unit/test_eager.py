@@ -197,13 +197,31 @@ def test_an_iteration_that_is_not_agreed_begins_nothing(monkeypatch: pytest.Monk
 
 
 def test_what_is_never_eager_says_why() -> None:
-    model: Any = SimpleNamespace(config=SimpleNamespace(), first=SimpleNamespace(ddp_config=SimpleNamespace()))
+    param = SimpleNamespace(is_cuda=False)
+    model: Any = SimpleNamespace(
+        config=SimpleNamespace(), first=SimpleNamespace(ddp_config=SimpleNamespace()), parameters=lambda: iter([param])
+    )
     assert why_never(model, Layout(dp=2)) == ""
     assert "exact sums" in why_never(model, Layout(dp=2, exact=True))
     model.config.defer_embedding_wgrad_compute = True
     assert "defer_embedding_wgrad_compute" in why_never(model, Layout(dp=2))
     model.config = SimpleNamespace(cuda_graph_impl="local")
     assert "CUDA graph" in why_never(model, Layout(dp=2))
+
+
+def test_on_a_gpu_nothing_is_eager_where_the_backward_may_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SimpleNamespace(batch_p2p_sync=True)
+    model: Any = SimpleNamespace(
+        config=config, first=SimpleNamespace(ddp_config=SimpleNamespace()),
+        parameters=lambda: iter([SimpleNamespace(is_cuda=True)]),
+    )  # fmt: skip
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    assert why_never(model, Layout(dp=2)) == ""
+    assert "batch_p2p_sync" in why_never(model, Layout(dp=2, pp=2))
+    config.batch_p2p_sync = False
+    assert why_never(model, Layout(dp=2, pp=2)) == ""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in why_never(model, Layout(dp=2))
 
 
 @pytest.mark.parametrize("text", ["many", "inf", "nan"])

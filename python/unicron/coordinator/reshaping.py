@@ -48,6 +48,9 @@ def on_reshape(step: Step, request_id: str, name: str, wanted: dict[str, int]) -
         return
     sharded = bool(wanted.get("sharded", task.job.layout.sharded))
     layout = msgspec.structs.replace(task.job.layout, **{**wanted, "sharded": sharded})
+    asked = task.asked.layout  # a single replica has nobody who could keep a copy; a wider one has copies again
+    copies = (asked.buddy, asked.buddy_every) if layout.dp > 1 and layout.sharded else (False, 0)
+    layout = msgspec.structs.replace(layout, buddy=copies[0], buddy_every=copies[1])
     reason = f"asked for: {_words(task.job.layout)} -> {_words(layout)}"
     if error := _begin(step, task, layout, reason):
         step.answer(request_id, Reply(ok=False, error=error), error)

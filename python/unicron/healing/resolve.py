@@ -18,6 +18,10 @@ from unicron.healing.record import CommitResult, Record
 from unicron.types import EpochPlan, Layout, Rank
 
 
+class SegmentsDiffer(RuntimeError):
+    pass
+
+
 class ReplicaVerdict(msgspec.Struct, frozen=True):
     commit: CommitResult | None  # members at commit.iteration roll forward with it
     compute: bool  # after that, all members drop their sums and compute their share again
@@ -264,7 +268,14 @@ def _shared_segments(plan: EpochPlan, current: Sequence[Record]) -> dict[int, tu
 
 
 def _num_segments(plan: EpochPlan, records: Sequence[Record], position: int) -> int:
-    return max(r.num_segments for r in records if position_of(plan.layout, r.rank) == position)
+    """Raises SegmentsDiffer: sums that are cut differently would be added up with what lies beside them."""
+    counts = {r.rank: r.num_segments for r in records if position_of(plan.layout, r.rank) == position}
+    if len(set(counts.values())) > 1:
+        raise SegmentsDiffer(
+            f"ranks have gradients in different numbers of segments: {counts}; workers of two versions with a small "
+            "bucket_size (see OPERATION, Upgrades), or scripts that differ: suspend the task and resume it"
+        )
+    return max(counts.values())
 
 
 def _fetches(plan: EpochPlan, records: Sequence[Record]) -> tuple[Fetch, ...]:

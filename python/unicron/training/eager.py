@@ -50,6 +50,11 @@ def why_never(model: Chunks, layout: Layout) -> str:
         return "exact sums are whole only when the last backward has ended"
     if layout.ep > 1:
         return "gradients outside of experts are first added up over the ranks that experts are spread over"
+    if next(iter(model.parameters())).is_cuda:
+        if layout.pp > 1 and getattr(model.config, "batch_p2p_sync", True):
+            return "the pipeline waits for the whole GPU after every exchange (batch_p2p_sync), also for other replicas"
+        if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+            return "with CUDA_DEVICE_MAX_CONNECTIONS=1 the backward may have to wait for other replicas"
     for settings in (model.config, model.first.ddp_config):
         for name in NOT_BY_HOOKS:
             if getattr(settings, name, False):
