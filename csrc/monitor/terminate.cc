@@ -1,6 +1,8 @@
 #include "monitor/terminate.h"
 
 #include <cxxabi.h>
+#include <execinfo.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -32,10 +34,18 @@ void describe(char* text, size_t num_bytes) {
   }
 }
 
+// Where it came from: std::terminate is mostly called for a thread or a destructor that no Python stack shows.
+void print_native_stack() {
+  constexpr int kFramesMax = 64;
+  void* frames[kFramesMax];
+  ::backtrace_symbols_fd(frames, ::backtrace(frames, kFramesMax), STDERR_FILENO);
+}
+
 [[noreturn]] void on_terminate() {
   char text[kLastWordsBytes] = "";
   describe(text, sizeof(text));
   if (page_of_process != nullptr) (*page_of_process)->say_last_words(text);
+  print_native_stack();
   if (handler_before != nullptr) handler_before();
   std::abort();
 }

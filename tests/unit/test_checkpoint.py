@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 import traceback
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from unicron.training import checkpoint, checkpoint_parts
+from unicron.training.saving import CLOSE_S_MAX, Saving
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -226,6 +228,29 @@ def test_a_missing_part_is_a_failed_save_and_no_checkpoint(alone, tmp_path, monk
     (result,) = save_all(saver, [2])  # the next one goes through and sweeps the remains away
     assert result.complete and checkpoint.find_latest(tmp_path) == tmp_path / "iter_0000002"
     assert not list(tmp_path.glob("*.partial-*"))
+    saver.close()
+
+
+def test_the_end_of_a_task_does_not_wait_for_parts_that_a_recovery_took(alone, tmp_path, monkeypatch):
+    """Of those who began a save some had learned of the failure and some not: two attempts, neither ever complete."""
+    monkeypatch.setattr(checkpoint, "INTERRUPTED_S_MIN", 0.3)
+    saving = Saving(str(tmp_path), 5, (Plain(1.0), None, None), dict)
+    monkeypatch.setattr(checkpoint, "_rank_and_size", lambda: (0, 2))
+    assert saving.save_if_due(4, epoch=1)
+    begun = time.monotonic()
+    assert saving.finish(epoch=2) is None
+    assert time.monotonic() - begun < CLOSE_S_MAX / 2
+    assert checkpoint.find_latest(tmp_path) is None
+
+
+def test_of_saves_that_wait_for_parts_older_ones_end_with_a_newer_one(alone, tmp_path, monkeypatch):
+    saver = checkpoint.Saver(tmp_path)
+    monkeypatch.setattr(checkpoint, "_rank_and_size", lambda: (0, 2))
+    saver.save(1, Plain(1.0), tag="t")
+    monkeypatch.undo()
+    older, newer = sorted(save_all(saver, [2]), key=lambda result: result.iteration)
+    assert not older.complete and "iteration 2 is complete" in older.error and newer.complete
+    assert [path.name for path in tmp_path.glob("iter_*")] == ["iter_0000002"]
     saver.close()
 
 

@@ -175,6 +175,14 @@ def test_what_the_incident_says_must_be_what_was_counted(healed, reference):
     assert "say 2 micro-batches were computed again, 3 were" in said
 
 
+def test_a_lost_node_may_have_begun_what_nobody_computed_again(tmp_path, reference):
+    """It was ahead by one iteration, and the others dealt all of that one anew."""
+    told = {count: incident(**{**NODE_LOST, "micro_batches_recomputed": count}) for count in (0, 2, 3, 4)}
+    folder = resized(tmp_path)  # four were begun
+    found = {count: verdict(folder, reference, name="node-lost", incidents=[told[count]]) for count in told}
+    assert [found[count]["passed"] for count in told] == [True, False, False, True], found[0]["reasons"]
+
+
 def test_an_interrupted_forward_elsewhere_counts_by_position(tmp_path, reference):
     """The same micro-batch begun by a dead rank and by a survivor is one computed again."""
     folder = Folder(tmp_path / "run")

@@ -139,6 +139,7 @@ def test_a_cpp_exception_leaves_its_text_in_the_page(library: Path, function: st
     assert ended.returncode == -signal.SIGABRT
     assert page.last_words == words
     assert b"terminate called" in ended.stderr, "and what was shown before is still shown"
+    assert b"throws.so" in ended.stderr, "the native stack that led there"
     page.reset()
     assert page.last_words == ""
     os.close(pages)

@@ -17,6 +17,7 @@ from unicron.demo.matrix_cases import CHECKPOINT_EVERY, EVALUATE_EVERY, Case, no
 from unicron.demo.runner import Suite
 from unicron.demo.scenarios import Expect, Scenario
 from unicron.demo.watch import failures
+from unicron.runtime.client import CoordinatorRefused
 from unicron.types import Layout
 
 LOOK_S = 0.1
@@ -108,11 +109,23 @@ class Chain:
             yield f"{len(one.incidents)} incidents, must be {one.case.incidents()}"
         for incident in one.incidents:
             if incident["outcome"] != "healed" or incident["iterations_lost"]:
-                yield f"incident {incident['id']}: {incident['outcome']}, {incident['iterations_lost']} iterations lost"
+                yield _told(incident)
         allowed = round(one.case.shares_of(self._layout) * self._layout.num_micro_batches / self._layout.num_replicas)
         if again > allowed:
             yield f"{again} micro-batches began again, at most {allowed} may"
         yield from compare.other_digests(run, reference, one.first, min(one.last, self._iterations - 1))
+
+
+def _told(incident: dict[str, Any]) -> str:
+    return (
+        f"incident {incident['id']}: {incident['outcome']}, {incident['iterations_lost']} iterations lost; "
+        f"{incident['fault']} of {incident['worker']}: {incident['cause']} {incident['text']}"
+    )
+
+
+def _is_too_late(incidents: Sequence[dict[str, Any]]) -> bool:
+    """The fault went off in the very last iteration, of which nobody needed this worker any more."""
+    return any(incident["outcome"] == "unaffected" for incident in incidents)
 
 
 class _Eye:
@@ -128,13 +141,19 @@ class _Eye:
         nodes = {self._cluster.nodes[node_of(layout, fault.rank)] for fault in faults}
         if not self._await(lambda view: self._is_ready(view, nodes), READY_S_MAX):
             return None if self._is_over() else Tried(case, problem="no understudy stood by in time")
-        for fault in faults:
-            self._cluster.arm_fault(self._task, fault.rank, fault.fault, fault.point, -1, fault.micro_batch)
+        try:
+            for fault in faults:
+                self._cluster.arm_fault(self._task, fault.rank, fault.fault, fault.point, -1, fault.micro_batch)
+        except CoordinatorRefused as refusal:
+            if self._ends():
+                return None
+            found = failures(self._cluster.incidents(self._task))[self._known :]
+            return Tried(case, found, self._next, self._next, f"not armed: {refusal}; {[*map(_told, found)]}")
         wanted = self._known + case.incidents()
         healed = self._await(lambda view: self._is_healed(view, wanted), SEEN_S_MAX)
         incidents = failures(self._cluster.incidents(self._task))[self._known :]
         self._known += len(incidents)
-        if not incidents and self._is_over():
+        if (not incidents and self._is_over()) or (_is_too_late(incidents) and self._ends()):
             return None
         tried = Tried(case, incidents, self._next, self._interrupted(incidents) + AFTER)
         if not healed:
@@ -142,6 +161,10 @@ class _Eye:
         self._next = tried.last + 1
         self.wait_past(tried.last)
         return tried
+
+    def _ends(self) -> bool:
+        """Members have finished already, and the others are about to."""
+        return self._await(lambda view: view["phase"] in ("done", "stopped"), SEEN_S_MAX) or self._is_over()
 
     def _interrupted(self, incidents: Sequence[dict[str, Any]]) -> int:
         """The last iteration that was. Of connections that broke nobody says which it was: then where it is now."""

@@ -4,6 +4,9 @@ Results are kept, one JSON line a case; a case that passed is not run again, so 
 it stopped. The last lines are a table for people.
 
     python -m unicron.demo.matrix --into results/matrix.jsonl [--rows 1,1,4 2,1,2] [--sample 6 --seed 1]
+
+A machine of many cores runs portions of it at once (--jobs: one for every three cores or so), each a few cases of a
+row in a task of their own.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ import argparse
 import json
 import random
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,7 @@ from unicron.demo.watch import WatchProblem
 from unicron.runtime.local_cluster import ClusterProblem
 
 REPLACED, SHRUNK = "replace", "shrink"
+PORTION = 12  # cases of one row that a job runs one after the other
 Key = tuple[str, str, str]  # row, how, case
 
 
@@ -99,7 +105,9 @@ def main() -> int:
         left = random.Random(options.seed).sample(left, min(options.sample, len(left)))
     options.into.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    for row in rows:
+    if options.jobs > 1:
+        _side_by_side(portions(left), options, began)
+    for row in [] if options.jobs > 1 else rows:
         wanted = [(how, case) for its, how, case in left if its is row]
         if wanted:
             _one_row(row, wanted, options)
@@ -112,15 +120,44 @@ def main() -> int:
 
 def _one_row(row: Row, wanted: list[tuple[str, Case]], options: argparse.Namespace) -> None:
     folder = options.folder / row.name
+    wrong = 0
     try:
         for result in run_row(row, wanted, folder):
+            wrong += not result["passed"]
             with open(options.into, "a", encoding="utf-8") as file:
                 file.write(json.dumps(result) + "\n")
     except (WatchProblem, ClusterProblem) as problem:
         print(f"{row.name}: {problem}", file=sys.stderr)
         return
-    if not options.keep:
+    if not options.keep and not wrong:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def portions(left: Sequence[tuple[Row, str, Case]]) -> list[tuple[Row, list[str]]]:
+    """The names of a few cases of one row, each: what a job runs. Both ways of a case (how) are in one portion."""
+    found = []
+    for row in dict.fromkeys(row for row, _, _ in left):
+        names = list(dict.fromkeys(case.name for its, _, case in left if its is row))
+        found += [(row, names[start : start + PORTION]) for start in range(0, len(names), PORTION)]
+    return found
+
+
+def _side_by_side(work: Sequence[tuple[Row, list[str]]], options: argparse.Namespace, began: float) -> None:
+    """Each portion by a process of its own, that appends to the same file."""
+
+    def run(number: int) -> None:
+        row, names = work[number]
+        if options.seconds and time.monotonic() - began > options.seconds:
+            return
+        folder = options.folder / f"{row.name}-{number}"
+        command = [sys.executable, "-m", "unicron.demo.matrix", "--into", options.into, "--folder", folder]
+        command += ["--rows", row.name, "--cases", *names, *(["--keep"] if options.keep else [])]
+        ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        last = (ended.stdout.splitlines() or ["no word"])[-1]
+        print(f"{number + 1}/{len(work)} {row.name}: {last}", *ended.stderr.splitlines()[-3:], sep="\n  ", flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, range(len(work))))
 
 
 def parse() -> argparse.Namespace:
@@ -131,7 +168,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=0, help="only so many cases, drawn by seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("results/matrix"), help="records and logs")
-    parser.add_argument("--keep", action="store_true", help="keep the records")
+    parser.add_argument("--keep", action="store_true", help="keep the records also of what passed")
+    parser.add_argument("--jobs", type=int, default=1, help="portions at once; the rows asked for, in their order")
+    parser.add_argument("--seconds", type=float, default=0, help="with --jobs: begin none after so long (0: all)")
     return parser.parse_args()
 
 

@@ -44,6 +44,10 @@ CHECKPOINT_VERSION = 3.0  # of Megatron-LM's state dict: what its own loader ask
 COMPLETE = "metadata.json"  # written last inside a checkpoint
 POLL_S = 0.02
 PARTS_TIMEOUT_S = 600.0
+#: After a recovery, for parts of a save that was begun before: as long as the own part took so many times, at least
+#: these seconds. Somebody may have died before writing its own, or belongs to the same save's second attempt.
+INTERRUPTED_S_MIN = 5.0
+INTERRUPTED_TIMES = 3.0
 QUEUED_MAX = 2
 #: Of a distributed optimizer: each rank writes its own shard and no collective is made; it loads at any dp.
 SHARDED_METADATA = {"distrib_optim_sharding_type": "dp_reshardable"}
@@ -74,6 +78,9 @@ class _Save:
     num_ranks: int
     snapshot: parts.Snapshot
     started: float
+    number: int = 0  # of all that this saver was asked for
+    written: float = 0.0  # when the own part was, in the background
+    writing_s: float = 0.0
     deadline: float = 0.0
     common: dict[str, Any] = field(default_factory=dict)
 
@@ -95,6 +102,8 @@ class Saver:
         self._waiting: list[_Save] = []  # written here, parts of others outstanding; rank 0 only
         self._results: queue.SimpleQueue[SaveResult] = queue.SimpleQueue()
         self._pending = 0  # saves asked for and not yet reported; guarded by _lock
+        self._asked = 0
+        self._interrupted = 0  # saves up to this number were begun before a recovery
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._tag = ""
@@ -123,9 +132,15 @@ class Saver:
         self._start()
         with self._lock:
             self._pending += 1
-        save = _Save(iteration, folder, num_ranks, snapshot, time.monotonic())
+        self._asked += 1
+        save = _Save(iteration, folder, num_ranks, snapshot, time.monotonic(), self._asked)
         self._queue.put(save, timeout=self.timeout_s)
         return self.directory / name_of(iteration)
+
+    def interrupt(self) -> None:
+        """There was a recovery: parts of saves asked for so far may never come, and are waited for no longer than
+        their writing takes (INTERRUPTED_TIMES)."""
+        self._interrupted = self._asked
 
     def poll(self) -> tuple[SaveResult, ...]:
         """What has become known since the last call. Never blocks."""
@@ -182,12 +197,15 @@ class Saver:
             self._report(save, False, f"{type(error).__name__}: {error}")
 
     def _write(self, save: _Save) -> None:
+        begun = time.monotonic()
         save.snapshot.write(save.folder)
+        save.written = time.monotonic()
+        save.writing_s = save.written - begun
         if save.snapshot.rank != 0:
             self._report(save, False)
             return
         save.common = save.snapshot.common
-        save.deadline = time.monotonic() + self.timeout_s
+        save.deadline = save.written + self.timeout_s
         self._waiting.append(save)
 
     def _maybe_finish(self, save: _Save) -> None:
@@ -195,8 +213,19 @@ class Saver:
             parts.finish(save.folder, save.num_ranks, save.common)
             self._publish(save)
             self._report(save, True)
+            self._forget_older(save)
         elif time.monotonic() > save.deadline:
             raise TimeoutError(f"parts of some ranks are missing after {self.timeout_s:.0f} s")
+        elif save.number <= self._interrupted and time.monotonic() > save.written + max(
+            INTERRUPTED_S_MIN, INTERRUPTED_TIMES * save.writing_s
+        ):
+            raise TimeoutError("parts of some ranks are missing since a recovery")
+
+    def _forget_older(self, save: _Save) -> None:
+        """Of a save that is complete: nobody needs an older one that still waits for parts."""
+        for older in [other for other in self._waiting if other.number < save.number]:
+            self._report(older, False, f"parts of some ranks are missing, and iteration {save.iteration} is complete")
+            shutil.rmtree(older.folder, ignore_errors=True)
 
     def _publish(self, save: _Save) -> None:
         """Rename, then the marker, then forget what is older."""

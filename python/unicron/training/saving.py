@@ -23,6 +23,7 @@ class Saving:
         self._directory = directory
         self._saver = checkpoint.Saver(directory) if self._every else None
         self._last = -1
+        self._epoch = 0  # of the newest save
 
     def is_due(self, iteration: int) -> bool:
         return self._saver is not None and self._every > 0 and (iteration + 1) % self._every == 0
@@ -31,8 +32,7 @@ class Saving:
         """After the step of `iteration`. The epoch names this attempt: every rank of it computes the same tag."""
         if self._saver is None or not self.is_due(iteration):
             return False
-        self._saver.save(iteration + 1, *self._state, extra=self._own(), tag=f"e{epoch}")
-        self._last = iteration
+        self._save(self._saver, iteration, epoch)
         return True
 
     def save_last(self, iteration: int, epoch: int) -> None:
@@ -40,8 +40,17 @@ class Saving:
         if self._saver is None:
             self._saver = checkpoint.Saver(self._directory)
         if self._last != iteration:
-            self._saver.save(iteration + 1, *self._state, extra=self._own(), tag=f"e{epoch}")
-            self._last = iteration
+            self._save(self._saver, iteration, epoch)
+
+    def _save(self, saver: checkpoint.Saver, iteration: int, epoch: int) -> None:
+        self._look_for_recovery(saver, epoch)
+        saver.save(iteration + 1, *self._state, extra=self._own(), tag=f"e{epoch}")
+        self._last = iteration
+
+    def _look_for_recovery(self, saver: checkpoint.Saver, epoch: int) -> None:
+        if epoch != self._epoch:
+            saver.interrupt()
+            self._epoch = epoch
 
     def poll(self) -> tuple[int, str] | None:
         """(iteration, path) of a checkpoint that became complete since the last call."""
@@ -50,9 +59,11 @@ class Saving:
         done = [r for r in self._saver.poll() if r.complete]
         return (done[-1].iteration, str(done[-1].path)) if done else None
 
-    def finish(self) -> tuple[int, str] | None:
+    def finish(self, epoch: int) -> tuple[int, str] | None:
+        """Waits for what was begun, and is complete yet; epoch: of the newest plan."""
         if self._saver is None:
             return None
+        self._look_for_recovery(self._saver, epoch)
         self._saver.close(CLOSE_S_MAX)
         return self.poll()
 

@@ -290,7 +290,7 @@ class Session:
         former = Former(engine, order)
         link, plan = self._link, order.plan
         link.send(LayoutReady(link.worker, self.rank, plan.epoch, -1, digest=announced_name(plan)))
-        self._tell_saved(self._checkpoints.finish())
+        self._tell_saved(self._checkpoints.finish(self._epoch()))
         engine.leave()
         self._engine = self._model = self._checkpoints = None
         seat = self._link.member(order.plan)
@@ -477,6 +477,11 @@ class Session:
         )  # fmt: skip
         engine.load_checkpoint = self._checkpoints.load
 
+    def _epoch(self) -> int:
+        """Of the plan that this iteration runs under."""
+        plan = self._require_engine().machine.plan
+        return plan.epoch if plan is not None else 0
+
     def save_if_due(self, iteration: int) -> bool:
         """Start a checkpoint if the task asks for one here; it is written while training goes on."""
         engine = self._require_engine()
@@ -485,7 +490,7 @@ class Session:
             self._link.send(Saved(self._link.worker, self.rank, finished[0], finished[1]))
         if not self._checkpoints.is_due(iteration):
             return False
-        epoch = engine.machine.plan.epoch if engine.machine.plan else 0
+        epoch = self._epoch()
         self._link.pulse.advance(int(Stage.SAVE), iteration, -1)
         try:
             begun = bool(self._checkpoints.save_if_due(iteration, epoch))
@@ -510,7 +515,7 @@ class Session:
             hand_over(link, self._move, engine, self._next)
             assert link.plan is not None
             if link.member() is None:
-                self._tell_saved(self._checkpoints.finish())
+                self._tell_saved(self._checkpoints.finish(self._epoch()))
                 raise Left(f"epoch {link.plan.epoch}: {link.plan.reason}")
         elif order is not None:
             self._leave_layout(order)
@@ -588,7 +593,7 @@ class Session:
         if self._engine is None:
             return
         if self._checkpoints is not None:
-            self._tell_saved(self._checkpoints.finish())
+            self._tell_saved(self._checkpoints.finish(self._epoch()))
         self._link.pulse.advance(int(Stage.DONE), self._next or 0, -1)
         self._link.send(Finished(self._link.worker, self.rank))
         if self._move is not None:
