@@ -363,7 +363,7 @@ def judge(
         yield from _resized(result, observed, expect, layout)
     if expect.outcome != "resized" or layout.exact:
         yield from _same_bits(result, expect.gradient)
-    if not expect.gradient:
+    if not expect.gradient and not expect.at_end:
         late = [i["id"] for i in observed.incidents if i["iteration"] >= scenario.iterations]
         if late:
             yield f"incidents {late} came after the state that is compared"

@@ -69,6 +69,7 @@ class Expect:
     is_grown: bool = False  # dp is whole again at the end
     narrowed_to: int = 0  # replicas to which the layout changed meanwhile; 0: it is not looked at
     gradient: bool = True  # of the healed iteration; False: none is interrupted, and the state is compared after it
+    at_end: bool = False  # it fails after the last step, before the state is written that is compared
     told_more: bool = False  # nobody knows what a lost node had begun: incidents may say more, up to its share
     told_less: bool = False  # who computed for a lost node died of its own failure, and what it had counted with it
     groups_kept: bool = True  # > 0 where replicas have several ranks
@@ -189,6 +190,16 @@ def kill_commit(layout: Layout, _seed: int) -> Scenario:
         "SIGKILL on entering the commit, in replica 0",
         Expect("healed", recomputed_replicas=0, methods=("process",)),
         at_point(layout, "kill", "commit", replica=0),
+    )
+
+
+@scenario
+def kill_end(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "kill-end",
+        "SIGKILL after the last iteration's step: nobody has left yet, and an heir ends the script in its place",
+        Expect("healed", recomputed_replicas=0, methods=("process",), gradient=False, at_end=True),
+        (Fault(victim(layout), "kill", ITERATIONS, "log"),),
     )
 
 

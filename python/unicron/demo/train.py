@@ -78,8 +78,10 @@ def main() -> None:
             if options.evaluate_every and (iteration + 1) % options.evaluate_every == 0:
                 with session.expect("evaluation", seconds=EVALUATION_S):
                     demo.evaluate(model, dataset, layout.micro_batch)
-            if iteration == options.iterations - 1:
+            if options.extra and iteration == options.iterations - 1:
                 recorder.state(iteration, model, optimizer)
+        if not options.extra:
+            recorder.state(options.iterations - 1, model, optimizer)
 
 
 def told_end(folder: Path) -> float:

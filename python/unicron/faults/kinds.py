@@ -57,6 +57,7 @@ class FaultPoint(enum.IntEnum):
     REDUCE_AGAIN = 29  # as REDUCE, in a recovery, or of sums at a smaller scale
     EXPERT = 30  # tokens go to the lanes that hold their experts, or come back: a passage
     EAGER = 31  # a segment is reduced under the backward: a passage
+    OVER = 32  # the script's loop is over: a passage; the iteration armed is the number of iterations
 
 
 #: What is armed as the micro-batch at a point that is a passage through an operation with others. Before and inside a

@@ -147,6 +147,17 @@ class Ready(Action, frozen=True):
     iteration: int
 
 
+class AwaitOthers(Action, frozen=True):
+    """The script's loop is over: wait for every member's to be, or for a newer plan. Who waits too long goes on."""
+
+    plan: EpochPlan
+    healed: bool  # a recovery ended here: nothing of the plan is left to do
+
+
+class Over(Action, frozen=True):
+    """The script may go on after its loop: all have the last commit, and nobody meets again."""
+
+
 class Leave(Action, frozen=True):
     """The newest plan has no place for this worker."""
 
@@ -154,5 +165,5 @@ class Leave(Action, frozen=True):
 AnyAction = (
     Compute | Tie | Reduce | Commit | Confirm | Step | Repeat | Gather | Settle | ExchangeInside | RebuildInside
     | ExchangeWorld | RebuildCross | FetchState | GoBack | LoadCheckpoint | AwaitPlan | ReportStateLost | EndIteration
-    | Ready | Leave
+    | Ready | AwaitOthers | Over | Leave
 )  # fmt: skip

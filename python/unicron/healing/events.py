@@ -33,6 +33,10 @@ class IterationBegun(Event, frozen=True):
     iteration: int
 
 
+class LoopEnded(Event, frozen=True):
+    """The script asks for no more iterations."""
+
+
 class Done(Event, frozen=True):
     """The outstanding action is done (one without a result of its own)."""
 
@@ -68,6 +72,6 @@ class Broken(Event, frozen=True):
 
 
 AnyEvent = (
-    PlanArrived | Joined | IterationBegun | Done | RecordsGathered | CommitDone | Confirmed
+    PlanArrived | Joined | IterationBegun | LoopEnded | Done | RecordsGathered | CommitDone | Confirmed
     | Settled | CheckpointLoaded | Broken
 )  # fmt: skip

@@ -7,7 +7,8 @@ next. Plans arrive at any time and are only *noted*; they take effect at these p
   * a member of a whole replica: on entering the reduction, and when an action between replicas breaks.
     It is never interrupted while computing: a tp peer may be one collective further (MECHANICS 1.10);
   * a replica of a single rank may also meet on entering an iteration (nobody waits for it inside);
-  * after a move everybody meets on entering the iteration: all of them hold there, and nobody computes.
+  * after a move everybody meets on entering the iteration: all of them hold there, and nobody computes;
+  * after the script's loop everybody meets at once: nothing is left to compute, and all wait there for one another.
 
 Order inside an iteration (MECHANICS 1.2): inside collectives (compute, tie), then those between replicas (reduce,
 commit). `Confirm` makes a whole replica act as one on a commit that was interrupted for some of it only; `Settle` does
@@ -72,6 +73,7 @@ class Phase(enum.Enum):
     GATHER_WORLD = "gather_world"  # at the meeting
     SETTLE_WORLD = "settle_world"
     LOAD = "load"
+    OVER = "over"  # the script's loop is: nobody leaves before the last commit is everybody's
     LEFT = "left"
 
 
@@ -80,7 +82,7 @@ BREAKABLE = frozenset(
     {
         Phase.COMPUTE, Phase.TIE, Phase.REDUCE, Phase.COMMIT, Phase.CONFIRM, Phase.EXCHANGE_INSIDE,
         Phase.REBUILD_INSIDE, Phase.EXCHANGE_WORLD, Phase.REBUILD_CROSS, Phase.FETCH, Phase.LOAD, Phase.GATHER,
-        Phase.SETTLE, Phase.GATHER_WORLD, Phase.SETTLE_WORLD, Phase.GO_BACK,
+        Phase.SETTLE, Phase.GATHER_WORLD, Phase.SETTLE_WORLD, Phase.GO_BACK, Phase.OVER,
     }
 )  # fmt: skip
 
@@ -125,6 +127,7 @@ class HealingMachine:
         self.healing = False  # a plan (other than the first) is being carried out
         self.shared: tuple[Rank, ...] = ()
         self.parked: Work | None = None
+        self.is_ending = False  # the script's loop is over
         self._acting = 0  # newest epoch acted on
         self._inside_done = 0  # newest epoch whose inside groups stand
         self.is_extra = False  # the last Compute added to whole sums
@@ -162,6 +165,9 @@ class HealingMachine:
                 return self._repair()
             case on.IterationBegun(iteration) if phase is Phase.BETWEEN:
                 return self._begin(iteration)
+            case on.LoopEnded() if phase is Phase.BETWEEN:
+                self.is_ending, self.loop_iteration = True, self.record.iteration - 1
+                return self._end()
             case on.RecordsGathered(records) if phase is Phase.EXCHANGE_INSIDE:
                 return self._inside_gathered(records)
             case on.RecordsGathered(records) if phase is Phase.EXCHANGE_WORLD:
@@ -226,6 +232,8 @@ class HealingMachine:
         )  # fmt: skip
 
     def _return_to_script(self) -> do.AnyAction:
+        if self.is_ending:
+            return self._end()
         if self.loop_iteration is None:
             return self._to(Phase.BETWEEN, do.Ready(iteration=self.record.iteration, reason="state agreed"))
         commit = self.record.commit
@@ -239,6 +247,21 @@ class HealingMachine:
             Phase.BETWEEN,
             do.EndIteration(commit=commit, healed=healed and not self.healing, reason="stepped"),
         )
+
+    def _end(self) -> do.AnyAction:
+        """Who dies before all have the last commit is replaced, as in any iteration. A replica of several need not wait
+        for its reduction to meet: no member waits for another one's computing any more."""
+        self.parked = None
+        if self.pending:
+            return self._repair()
+        assert self.plan is not None
+        healed, self.healing = self.healing, False
+        return self._to(
+            Phase.OVER, do.AwaitOthers(plan=self.plan, healed=healed, reason="nothing is left to do in this task")
+        )
+
+    def _over(self) -> do.AnyAction:
+        return self._to(Phase.BETWEEN, do.Over(reason="every member's loop is over"))
 
     def _tie(self) -> do.AnyAction:
         self._set(stage=Stage.TIE)
@@ -618,4 +641,5 @@ class HealingMachine:
         Phase.GO_BACK: _went_back,
         Phase.GATHER: _gathered,
         Phase.GATHER_WORLD: _gathered_world,
+        Phase.OVER: _over,
     }

@@ -17,6 +17,8 @@ from unicron.sim.plants import machine_for, record_of
 from unicron.sim.worker_reshaping import WorkerReshaping
 from unicron.types import EpochPlan, PlanKind, Stage
 
+OVER_MS_MAX = 60_000.0  # as in training/engine.py
+
 
 class SimWorker(WorkerReshaping):
     # ------------------------------------------------------------ monitor
@@ -205,6 +207,14 @@ class SimWorker(WorkerReshaping):
                 assert self.machine is not None
                 epoch = self.machine._newest()
                 self.say(StateLost(self.name, self.rank, epoch, action.iteration, action.positions))
+            case do.AwaitOthers():
+                if action.healed:
+                    self._say_healed(self.memory.iteration - 1)
+                self._gather(action, action.plan.ranks, ("over", 0))
+                token = self.token
+                self._later(OVER_MS_MAX, lambda: self._done() if token is self.token else None)
+            case do.Over():
+                self._finish()
             case do.Ready():
                 self._advance(Stage.IDLE)
                 self._begin(action.iteration)

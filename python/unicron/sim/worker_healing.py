@@ -27,7 +27,9 @@ class WorkerHealing(WorkerTraining):
         assert self.machine is not None
 
         def gathered(results: dict[Rank, Any]) -> None:
-            if isinstance(action, (do.ExchangeInside, do.ExchangeWorld)):
+            if isinstance(action, do.AwaitOthers):
+                self._done()
+            elif isinstance(action, (do.ExchangeInside, do.ExchangeWorld)):
                 self.run(on.RecordsGathered([results[r] for r in ranks]))
             else:
                 self._build(action, results)

@@ -199,7 +199,11 @@ class WorkerProcess:
             inside = isinstance(self.action, INSIDE)
             if self.in_store:
                 assert self.machine is not None and self.newest is not None
-                inside = inside and self.newest.epoch <= self.machine._newest()
+                is_old = self.newest.epoch <= self.machine._newest()
+                if is_old and isinstance(self.action, do.AwaitOthers):  # its store is gone: nobody is waited for
+                    self._done()
+                    return
+                inside = inside and is_old
             reduced = self.memory.reduced if isinstance(self.action, do.Reduce) else -1
             self.run(on.Broken(inside, text, reduced))
 

@@ -19,11 +19,14 @@ from unicron.types import Rank, Stage
 class WorkerTraining(WorkerProcess):
     def _begin(self, iteration: int) -> None:
         if iteration >= self.world.options.of(self.task).iterations:
-            self._advance(Stage.DONE)
-            self.say(Finished(self.name, self.rank))
-            self._later(self.rng.uniform(1.0, 10.0), lambda: self.die("exited", 0))
+            self._loop(self.rng.uniform(0.0, 1.0), lambda: self.run(on.LoopEnded()))
             return
         self._loop(self.rng.uniform(0.1, 1.0), lambda: self.run(on.IterationBegun(iteration)))
+
+    def _finish(self) -> None:
+        self._advance(Stage.DONE)
+        self.say(Finished(self.name, self.rank))
+        self._later(self.rng.uniform(1.0, 10.0), lambda: self.die("exited", 0))
 
     def _compute(self, action: do.Compute) -> None:
         if not self.memory.gathered:

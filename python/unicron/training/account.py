@@ -23,6 +23,7 @@ class Account:
         self._link, self._machine, self._groups = link, machine, groups
         self._durations: deque[float] = deque(maxlen=ITERATIONS_REMEMBERED)
         self._last_commit_ms: float | None = None
+        self._committed_ns = 0  # an heir's, that has committed nothing
         self.state_source: str = StateSource.NONE_NEEDED
         self._reset()
 
@@ -95,6 +96,11 @@ class Account:
                 self._durations.append(took)
         self._last_commit_ms = now
         self._committed_ns = int(now * 1e6)
+
+    def ended(self) -> None:
+        """No iteration follows: what the recovery took is what went by since the last commit."""
+        if self._interrupted is not None and self._last_commit_ms is not None and self._durations:
+            self._interrupted_ms = statistics.median(self._durations) + now_ms() - self._last_commit_ms
 
     # ---------------------------------------------------------- the report
 

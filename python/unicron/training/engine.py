@@ -48,6 +48,7 @@ from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage, WaitKind
 
 AWAIT_PLAN_MS_MAX = 120_000
+OVER_MS_MAX = 60_000  # who is through with the last iteration waits for the others
 COLLECTIVE_ERROR = re.compile(r"gloo|NCCL|Connection (closed|reset)|[Tt]imed out waiting|Broken pipe")
 
 
@@ -114,6 +115,7 @@ class Engine:
         self._clients: dict[str, StoreClient] = {}
         self._micro_batch = -1
         self._epoch_before = 0  # the one that stood when this iteration began
+        self._all_wait_at_end = False  # as they said when records were exchanged
         self.others_in = -1  # the newest iteration in which a script was when records were exchanged
         self.refusal = ""  # why no operation with others may begin now
         groups.at_operation = self._enter_operation
@@ -124,13 +126,13 @@ class Engine:
             do.RebuildInside: self._rebuild_inside, do.ExchangeWorld: self._exchange_world,
             do.RebuildCross: self._rebuild_cross, do.FetchState: self._fetch_state, do.GoBack: self._go_back,
             do.LoadCheckpoint: self._load_checkpoint, do.AwaitPlan: self._await_plan,
-            do.ReportStateLost: self._report_state_lost,
+            do.ReportStateLost: self._report_state_lost, do.AwaitOthers: self._await_others,
         }  # fmt: skip
         self.load_checkpoint: Callable[[str], tuple[int, dict[str, Any]]] | None = None
 
     # ------------------------------------------------------------------ the loop
 
-    def run(self, event: on.AnyEvent) -> do.Ready | do.EndIteration:
+    def run(self, event: on.AnyEvent) -> do.Ready | do.EndIteration | do.Over:
         if isinstance(event, on.IterationBegun):
             self._epoch_before = self.machine.plan.epoch if self.machine.plan is not None else 0  # an heir met nobody
             self.points.maybe(FaultPoint.IDLE)
@@ -141,7 +143,7 @@ class Engine:
             (action,) = self.machine.step(event)
             self.ledger.write(self.machine.record)
             self.gradients.repeat = self.machine.record.repeat
-            if isinstance(action, (do.Ready, do.EndIteration)):
+            if isinstance(action, (do.Ready, do.EndIteration, do.Over)):
                 self._pulse(Stage.IDLE)
                 return action
             if isinstance(action, do.Leave):
@@ -485,7 +487,8 @@ class Engine:
         self.points.maybe(FaultPoint.HEAL, max(0, plan.epoch - self._epoch_before - 1))
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
         loop = self.machine.loop_iteration
-        record = msgspec.structs.replace(self.machine.record, loop=-1 if loop is None else loop, side_by_side=True)
+        loop = -1 if loop is None else loop
+        record = msgspec.structs.replace(self.machine.record, loop=loop, side_by_side=True, waits_at_end=True)
         if self.eager is not None:
             record = msgspec.structs.replace(record, eager=self.eager.plan.signature)
         if (ours := self.buddies) is not None:
@@ -519,6 +522,8 @@ class Engine:
         if self.buddies is not None and isinstance(gathered, on.RecordsGathered):
             found = common_version(gathered.records)
             self.buddies.agreed(-1 if found is None else found[0])
+        if isinstance(gathered, on.RecordsGathered):
+            self._all_wait_at_end = all(each.waits_at_end for each in gathered.records)
         return gathered
 
     def _rebuild_inside(self, action: do.RebuildInside) -> on.AnyEvent:
@@ -645,6 +650,29 @@ class Engine:
                 self.machine.step(on.PlanArrived(plan))
             if now_ms() > deadline:
                 raise NoPlanCame(f"no epoch after {epoch} within {AWAIT_PLAN_MS_MAX} ms: {why}")
+
+    def _await_others(self, action: do.AwaitOthers) -> on.AnyEvent:
+        """In the store, so that a newer plan frees whoever waits."""
+        plan = action.plan
+        self._pulse(Stage.HEAL, waiting=True)
+        self.points.maybe(FaultPoint.OVER, BEFORE)
+        if action.healed:
+            self.account.ended()
+            self.account.healed(self.machine.record.iteration - 1)
+            self.groups.release_retired()
+        if not self._all_wait_at_end:
+            return on.Done()
+        keys = [f"{plan.task}/{plan.epoch}/over/{rank}" for rank in plan.ranks]
+        try:
+            client = self._client(plan)
+            client.set(f"{plan.task}/{plan.epoch}/over/{self.rank}", b"1")
+            self.points.maybe(FaultPoint.OVER, INSIDE)
+            client.wait(keys, OVER_MS_MAX, cancelled=lambda: self._is_over(plan))
+        except StoreError as error:
+            if self._is_over(plan):  # nobody has left, unless all were there
+                return on.Broken(inside=False, text=cut(f"the end: {error}"))
+            print(f"unicron: rank {self.rank} waits for the others no longer: {error}", file=sys.stderr)
+        return on.Done()
 
     def leave(self) -> None:
         """The role is left, and this process lives on: nothing of the model's groups stays. Its arena stays."""

@@ -119,6 +119,7 @@ def join(
     try:
         with session.watched_threads():
             yield session
+            session.see_off()
     except (SystemExit, KeyboardInterrupt, RoleChanged):
         raise
     except Left as left:
@@ -152,6 +153,7 @@ class Session:
         self._sandbox: Sandbox | None = None
         self._callbacks: list[Callable[..., None]] = []
         self._reported = False
+        self._is_seen_off = False
         self._checkpoints: Any = None
         link.pulse.advance(int(Stage.STARTING), 0, -1)
         self._pool: ArenaPool | None = None
@@ -393,6 +395,23 @@ class Session:
                 break
             if self._holds:
                 self._hold()
+        self.see_off()
+
+    def see_off(self) -> None:
+        """After the loop: wait for the others, and mend with them whoever fails in the last iteration. What the script
+        does next is its own matter. Once; nothing where there was no loop."""
+        engine = self._engine
+        if self._is_seen_off or engine is None or self._next is None or self._link.finished:
+            return
+        self._is_seen_off = True
+        self._run(engine, on.LoopEnded())
+
+    def _run(self, engine: Engine, event: on.AnyEvent) -> do.AnyAction:
+        try:
+            return engine.run(event)
+        except Exception as error:
+            self.report_exception(error)
+            raise
 
     def train_step(self, iteration: int, forward_step: Any, dataset: Any) -> Metrics:
         """One optimizer step. forward_step: Megatron's; dataset: (iteration, micro_batch) -> batch, or map-style."""
@@ -407,11 +426,7 @@ class Session:
             exceptions.warm_up()
         engine.forward_step = forward_step
         engine.dataset = data_module.addressed(dataset, self.layout.micro_batch, self.layout.num_micro_batches)
-        try:
-            end = engine.run(on.IterationBegun(iteration))
-        except Exception as error:
-            self.report_exception(error)
-            raise
+        end = self._run(engine, on.IterationBegun(iteration))
         assert isinstance(end, do.EndIteration)
         commit = end.commit
         # A commit of a recovery holds nobody: not everybody may have it from the same all-reduce.
