@@ -7,7 +7,15 @@ import pytest
 
 from machines import Agent, pulse
 from unicron.agent import events as on
-from unicron.messages import AgentHello, AskWaits, PublishEpoch, WorkerContinued, WorkerStalled, WorkersWait
+from unicron.messages import (
+    AgentHeartbeat,
+    AgentHello,
+    AskWaits,
+    PublishEpoch,
+    WorkerContinued,
+    WorkerStalled,
+    WorkersWait,
+)
 from unicron.types import Cpu, EpochPlan, Layout, Member, PlanKind, Stage
 
 W = "n0.w0"
@@ -239,3 +247,15 @@ def test_committed_iterations_go_out_with_the_heartbeat() -> None:
     assert (pace.worker, pace.rank) == (W, 0)
     assert [(s.iteration, s.compute_ms, s.waits_ms[2]) for s in pace.samples] == [(2, 100.0, 3.0), (4, 100.0, 2.0)]
     assert agent.beat().paces == (), "each is told once"
+
+
+def test_the_first_iteration_that_is_over_is_told_at_once() -> None:
+    """Else the coordinator hears of it half a second later, and takes everybody to be on the way to the first meeting
+    until then: whoever failed meanwhile made all others compute again."""
+    agent = Agent()
+    agent.live((W, 0, 0, False))
+    told = []
+    for number, iteration in enumerate((0, 0, 1, 1, 2)):
+        sampled(agent, 1_000.0 + 20.0 * number, iteration=iteration, progress=number)
+        told.append([beat.workers[0].iteration for beat in agent.said(AgentHeartbeat)])
+    assert told == [[], [], [1], [], []]

@@ -129,7 +129,8 @@ class AgentMachine:
             case ChildStatusSeen():
                 lives.on_status(step, event)
             case PulsesSampled():
-                on_sampled(step, event)
+                if on_sampled(step, event):
+                    self._beat(step)
             case ArenaRequested():
                 arenas.on_requested(step, event)
             case GpuRequested():

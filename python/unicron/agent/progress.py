@@ -28,13 +28,18 @@ HEIR_FACTOR = 3.0  # its first iteration may take so many times what makes other
 Budget = tuple[float, float, float]  # usual (0: not learned), suspect, sure; ms
 
 
-def on_sampled(step: Step, event: PulsesSampled) -> None:
+def on_sampled(step: Step, event: PulsesSampled) -> bool:
+    """Whether the coordinator should hear of it at once: a worker has its first iteration behind it, so all of its task
+    have met, and who fails from here on costs the others nothing they have computed."""
+    is_news = False
     for name, pulse in event.pulses:
         worker = step.state.workers.get(name)
         if worker is not None and worker.can_hear:
             _learn(step, worker, pulse)
             _keep_pace(step, worker, pulse)
+            is_news |= worker.pulse is not None and worker.pulse.iteration < 1 <= pulse.iteration
             _on_pulse(step, worker, pulse, event.now_ns)
+    return is_news
 
 
 def _on_pulse(step: Step, worker: Worker, pulse: Pulse, now_ns: int) -> None:

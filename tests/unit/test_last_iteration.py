@@ -1,0 +1,136 @@
+"""The last iteration heals like any other: nobody leaves before all have its commit."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from unicron.healing import actions as do
+from unicron.healing import events as on
+from unicron.healing.machine import HealingMachine
+from unicron.healing.record import CommitResult, Record, decode_record, encode_record
+from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
+
+LAST = 5
+COMMIT = CommitResult(LAST, 64.0, 1.0, 0.0, 5.0)
+
+
+def plan(layout: Layout, epoch: int, kind: PlanKind, *heirs: int, restore: str = "") -> EpochPlan:
+    members = tuple(Member(r, "n0", f"n0.w{r + 10 * epoch if r in heirs else r}") for r in range(layout.world_size))
+    replicas = tuple(range(layout.num_replicas))
+    made = EpochPlan("t", epoch, kind, layout, replicas, members, heirs, heirs)
+    return msgspec.structs.replace(made, restore=restore)
+
+
+class Task:
+    """All members, each carried on until it waits for the others."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.machines: dict[int, HealingMachine] = {}
+        self.actions: dict[int, do.AnyAction] = {}
+        start = plan(layout, 1, PlanKind.START)
+        for rank in range(layout.world_size):
+            self.join(rank, start, Record(rank, LAST, Stage.IDLE, num_segments=2))
+        self.meet()
+        assert all(isinstance(action, do.Ready) for action in self.actions.values())
+
+    def join(self, rank: int, new: EpochPlan, record: Record) -> None:
+        self.machines[rank] = HealingMachine(rank, self.layout, 2)
+        self.step(rank, on.Joined(new, record))
+
+    def step(self, rank: int, event: on.AnyEvent) -> do.AnyAction:
+        (self.actions[rank],) = self.machines[rank].step(event)
+        return self.actions[rank]
+
+    def train(self, *ranks: int) -> None:
+        """The last iteration, undisturbed."""
+        for rank in ranks:
+            assert isinstance(self.step(rank, on.IterationBegun(LAST)), do.Compute)
+            for _ in range(3):  # compute, tie, reduce
+                self.step(rank, on.Done())
+            action = self.step(rank, on.CommitDone(COMMIT))
+            if isinstance(action, do.Confirm):
+                self.step(rank, on.Confirmed(COMMIT))
+            assert isinstance(self.step(rank, on.Done()), do.EndIteration)
+
+    def arrived(self, new: EpochPlan, *ranks: int) -> None:
+        for rank in ranks:
+            self.machines[rank].step(on.PlanArrived(new))
+
+    def meet(self) -> None:
+        """Exchanges and rebuilds, until nobody is in one that has everybody it is for."""
+        while self._build() or self._exchange():
+            pass
+
+    def _build(self) -> bool:
+        building = [r for r, a in self.actions.items() if isinstance(a, (do.RebuildInside, do.RebuildCross))]
+        for rank in building:
+            self.step(rank, on.Done())
+        return bool(building)
+
+    def _exchange(self) -> bool:
+        for kind in (do.ExchangeInside, do.ExchangeWorld):
+            waiting = {r: self.machines[r].record for r, a in self.actions.items() if isinstance(a, kind)}
+            replica = self.layout.replica_ranks(self.layout.replica_of(min(waiting))) if waiting else ()
+            members = replica if kind is do.ExchangeInside else tuple(self.machines)
+            if waiting and set(members) <= set(waiting):
+                for rank in members:
+                    self.step(rank, on.RecordsGathered([waiting[mate] for mate in members]))
+                return True
+        return False
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2, num_micro_batches=4), Layout(pp=2, dp=2, num_micro_batches=4)])
+def test_who_is_through_with_the_loop_meets_an_heir_and_computes_nothing(layout: Layout) -> None:
+    task = Task(layout)
+    others = range(1, layout.world_size)
+    task.train(*range(layout.world_size))
+    for rank in others:
+        action = task.step(rank, on.LoopEnded())
+        assert isinstance(action, do.AwaitOthers) and not action.healed
+    lost = plan(layout, 2, PlanKind.REPLACE, 0)
+    task.arrived(lost, *others)
+    for rank in others:
+        action = task.step(rank, on.Broken(inside=False, text="a newer epoch"))
+        assert isinstance(action, (do.ExchangeInside, do.ExchangeWorld))
+    task.join(0, lost, Record(0, LAST + 1, Stage.IDLE, num_segments=2, commit=COMMIT))
+    task.meet()
+    assert isinstance(task.actions[0], do.Ready) and task.actions[0].iteration == LAST + 1
+    if layout.pp == 2:  # it mended its replica first; its script's loop is over at once, and it meets
+        assert isinstance(task.step(0, on.LoopEnded()), do.ExchangeWorld)
+        task.meet()
+    else:
+        task.step(0, on.LoopEnded())
+    waits = [action for action in task.actions.values() if isinstance(action, do.AwaitOthers)]
+    assert len(waits) == layout.world_size and all(action.healed and action.plan == lost for action in waits)
+    assert all(isinstance(task.step(rank, on.Done()), do.Over) for rank in range(layout.world_size))
+
+
+def test_who_is_taken_back_to_a_checkpoint_at_the_end_does_the_iterations_again() -> None:
+    task = Task(Layout(dp=2, num_micro_batches=4))
+    task.train(0, 1)
+    task.step(1, on.LoopEnded())
+    back = plan(task.layout, 2, PlanKind.RESTORE, 0, restore="there")
+    task.arrived(back, 1)
+    task.step(1, on.Broken(inside=False, text="a newer epoch"))
+    task.join(0, back, Record(0, 0, Stage.STARTING, has_state=False, num_segments=2))
+    task.meet()
+    for rank in (0, 1):
+        assert isinstance(task.actions[rank], do.LoadCheckpoint)
+        task.step(rank, on.CheckpointLoaded(LAST))
+    assert isinstance(task.actions[0], do.Ready), "its script begins there"
+    again = task.actions[1]
+    assert isinstance(again, do.Compute) and again.iteration == LAST
+    for _ in range(3):
+        task.step(1, on.Done())
+    task.step(1, on.CommitDone(COMMIT))
+    ended = task.step(1, on.Done())
+    assert isinstance(ended, do.AwaitOthers) and ended.healed
+
+
+def test_who_does_not_wait_at_the_end_has_not_said_so() -> None:
+    """0.5.0 leaves at once: others do not wait for it."""
+    assert not Record(0, 0, Stage.IDLE).waits_at_end
+    known = decode_record(encode_record(Record(0, 0, Stage.IDLE, waits_at_end=True)))
+    assert known.waits_at_end
