@@ -399,7 +399,7 @@ def test_every_scenario_can_be_made_at_every_layout(sizes):
         assert scenario.name == name and scenario.says
         for fault in scenario.faults:
             assert 0 <= fault.rank < layout.world_size
-            assert fault.iteration < scenario.iterations
+            assert fault.iteration < scenario.iterations + scenario.expect.at_end
         for act in scenario.acts:
             assert -1 <= act.node < dp and -1 <= act.replica < dp
     holders = scenarios.make("checkpoint", layout).faults
