@@ -652,8 +652,8 @@ class Engine:
                 raise NoPlanCame(f"no epoch after {epoch} within {AWAIT_PLAN_MS_MAX} ms: {why}")
 
     def _await_others(self, action: do.AwaitOthers) -> on.AnyEvent:
-        """In the store, so that a newer plan frees whoever waits. That all wait is no evidence against one whose script is
-        at work after its last iteration, so nothing is told before the wait is over."""
+        """In the store, so that a newer plan frees whoever waits. That all wait is no evidence against one whose script
+        is still at work after its last iteration, so nothing is told before the wait is over."""
         plan = action.plan
         self.link.pulse.advance(int(Stage.HEAL), self.machine.record.iteration, -1, 2 * OVER_MS_MAX)
         self.link.pulse.set_waiting(True)
