@@ -249,11 +249,14 @@ def test_committed_iterations_go_out_with_the_heartbeat() -> None:
     assert agent.beat().paces == (), "each is told once"
 
 
-def test_the_first_iteration_that_is_over_is_told_at_once() -> None:
+@pytest.mark.parametrize("answered", [False, True])
+def test_the_first_iteration_that_is_over_is_told_at_once(answered: bool) -> None:
     """Else the coordinator hears of it half a second later, and takes everybody to be on the way to the first meeting
     until then: whoever failed meanwhile made all others compute again."""
     agent = Agent()
     agent.live((W, 0, 0, False))
+    agent.feed(on.BeatsAnswered(answered))
+    agent.beat()
     told = []
     for number, iteration in enumerate((0, 0, 1, 1, 2)):
         sampled(agent, 1_000.0 + 20.0 * number, iteration=iteration, progress=number)

@@ -243,6 +243,18 @@ def test_the_end_of_a_task_does_not_wait_for_parts_that_a_recovery_took(alone, t
     assert checkpoint.find_latest(tmp_path) is None
 
 
+def test_behind_the_last_iteration_a_recovery_makes_all_save_again(alone, tmp_path):
+    """Parts of the first attempt may be lost, the heir's are, and no later save makes up for it."""
+    saving = Saving(str(tmp_path), 5, (Plain(1.0), None, None), dict)
+    assert saving.save_if_due(4, epoch=1)
+    assert not saving.save_again_if_due(4, epoch=1)
+    assert saving.save_again_if_due(4, epoch=2) and not saving.save_again_if_due(4, epoch=2)
+    heir = Saving(str(tmp_path), 5, (Plain(1.0), None, None), dict)
+    assert heir.save_again_if_due(4, epoch=2) and not heir.save_again_if_due(6, epoch=2)
+    assert saving.finish(2) is not None and heir.finish(2) is not None
+    assert checkpoint.find_latest(tmp_path) == tmp_path / "iter_0000005"
+
+
 def test_of_saves_that_wait_for_parts_older_ones_end_with_a_newer_one(alone, tmp_path, monkeypatch):
     saver = checkpoint.Saver(tmp_path)
     monkeypatch.setattr(checkpoint, "_rank_and_size", lambda: (0, 2))

@@ -130,7 +130,7 @@ class AgentMachine:
                 lives.on_status(step, event)
             case PulsesSampled():
                 if on_sampled(step, event):
-                    self._beat(step)
+                    self._beat(step, is_news=True)
             case ArenaRequested():
                 arenas.on_requested(step, event)
             case GpuRequested():
@@ -344,7 +344,7 @@ class AgentMachine:
                 yield WorkerPace(worker.name, worker.rank, tuple(worker.pace))
             worker.pace.clear()
 
-    def _beat(self, step: Step) -> None:
+    def _beat(self, step: Step, *, is_news: bool = False) -> None:
         """A heartbeat also says that this node lives; once its beats say so it needs news to be sent at once."""
         state = self.state
         if not state.is_connected:
@@ -353,7 +353,7 @@ class AgentMachine:
         paces = tuple(self._paces())
         facts = tuple(_without_progress(status) for status in workers)
         is_due = step.now_ms - state.told_ms >= self.config.quiet_ms_max - EARLY_MS
-        if not state.is_heard or paces or facts != state.told or is_due:
+        if is_news or not state.is_heard or paces or facts != state.told or is_due:
             state.told, state.told_ms = facts, step.now_ms
             state.sequence += 1
             beat = AgentHeartbeat(self.config.node, self.config.incarnation, state.sequence, workers, paces)

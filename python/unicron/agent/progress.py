@@ -131,7 +131,11 @@ def tell_waits(step: Step, task: str) -> None:
 
 def _waits_long(step: Step, worker: Worker) -> bool:
     pulse, stood_ms = worker.pulse, worker.still.stood_ms
-    if pulse is None or not pulse.waiting or pulse.stage not in MEASURED:
+    if pulse is None or not pulse.waiting:
+        return False
+    if pulse.stage is Stage.HEAL and pulse.declared_ms:  # behind its last iteration, for others who are in it
+        return stood_ms > step.config.waits_ms_min
+    if pulse.stage not in MEASURED:
         return False
     learned = times_of(step, worker).budget(int(pulse.stage))
     return learned is not None and stood_ms > max(step.config.waits_ms_min, WAITS_FACTOR * learned[0])

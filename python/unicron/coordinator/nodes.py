@@ -358,6 +358,8 @@ def _is_waiting(task: TaskState, node: str) -> bool:
     """The task cannot go on without a word from this node."""
     if node not in task.nodes():
         return False
+    if task.finished and not task.is_over:  # nobody else is left who could say that it waits
+        return True
     return task.phase in (
         TaskPhase.STARTING, TaskPhase.RECOVERING, TaskPhase.HEALING, TaskPhase.WAITING, TaskPhase.SUSPENDED,
         TaskPhase.FINISHING, TaskPhase.STOPPING,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import msgspec
 
-from unicron.coordinator.accounts import close_healing
 from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, never_freed, stall_root
 from unicron.coordinator.fitness import PENDING
 from unicron.coordinator.incident import Incident
@@ -51,9 +50,6 @@ def settle_recovery(step: Step, task: TaskState) -> None:
     if task.finished and all(r in task.finished for r in plan.ranks if r not in task.lost):
         finish_task(step, task, "every member finished its last iteration")
         return
-    if task.phase is TaskPhase.HEALING and task.awaiting & task.finished:
-        _end_unmet(step, task, plan)
-        close_healing(step, task, "others finished the last iteration before it could meet them")
     _settle_stalls(step, task)
     if task.is_over or task.is_restarting:
         return

@@ -80,7 +80,7 @@ class Chain:
 
     def _try(self, name: str, waiting: list[tuple[int, Case]]) -> tuple[results.Run, list[Tried]]:
         with self._suite.living_task(self._scenario(name)) as (cluster, task, folder):
-            eye = _Eye(cluster, task, folder)
+            eye = _Eye(cluster, task, folder, self._iterations)
             tried: list[Tried] = []
             for turn, case in waiting:
                 one = eye.one(case, case.faults(self._layout, turn), self._layout)
@@ -123,16 +123,11 @@ def _told(incident: dict[str, Any]) -> str:
     )
 
 
-def _is_too_late(incidents: Sequence[dict[str, Any]]) -> bool:
-    """The fault went off in the very last iteration, of which nobody needed this worker any more."""
-    return any(incident["outcome"] == "unaffected" for incident in incidents)
-
-
 class _Eye:
     """Looks at the running task, and arms."""
 
-    def __init__(self, cluster: Any, task: str, folder: Path) -> None:
-        self._cluster, self._task, self._folder = cluster, task, folder
+    def __init__(self, cluster: Any, task: str, folder: Path, iterations: int = 0) -> None:
+        self._cluster, self._task, self._folder, self._iterations = cluster, task, folder, iterations
         self._known = 0
         self._next = 0  # iteration from which on nothing is judged yet
 
@@ -153,7 +148,7 @@ class _Eye:
         healed = self._await(lambda view: self._is_healed(view, wanted), SEEN_S_MAX)
         incidents = failures(self._cluster.incidents(self._task))[self._known :]
         self._known += len(incidents)
-        if (not incidents and self._is_over()) or (_is_too_late(incidents) and self._ends()):
+        if (not incidents and self._is_over()) or (self._is_too_late(incidents) and self._ends()):
             return None
         tried = Tried(case, incidents, self._next, self._interrupted(incidents) + AFTER)
         if not healed:
@@ -161,6 +156,11 @@ class _Eye:
         self._next = tried.last + 1
         self.wait_past(tried.last)
         return tried
+
+    def _is_too_late(self, incidents: Sequence[dict[str, Any]]) -> bool:
+        """The fault went off when the last iteration was over, and nobody needed this worker any more."""
+        late = [i for i in incidents if i["outcome"] == "unaffected"]
+        return bool(late) and all(incident["iteration"] >= self._iterations - 1 for incident in late)
 
     def _ends(self) -> bool:
         """Members have finished already, and the others are about to."""

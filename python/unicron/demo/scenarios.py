@@ -355,7 +355,12 @@ def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
             checkpoint_every=CHECKPOINT_EVERY,
         )
     expect = Expect(
-        "resized", severities=("SEV1",), replaced=None, is_grown=True, incidents_max=layout.replica_size + 1
+        "resized",
+        severities=("SEV1",),
+        replaced=None,
+        is_grown=True,
+        incidents_max=layout.replica_size + 1,
+        told_more=True,
     )
     return Scenario(
         name,

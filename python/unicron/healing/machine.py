@@ -191,7 +191,7 @@ class HealingMachine:
     def _begin(self, iteration: int) -> do.AnyAction:
         if iteration != self.record.iteration:
             raise AssertionError(f"script begins {iteration}, state is at {self.record.iteration}")
-        self.loop_iteration = iteration
+        self.loop_iteration, self.is_ending = iteration, False
         if self._touched():
             self.parked = None
             return self._repair()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ACTIONS = (
     "Compute", "Tie", "Reduce", "Commit", "Confirm", "Step", "Gather", "Settle", "ExchangeInside", "RebuildInside",
-    "ExchangeWorld", "RebuildCross", "FetchState", "EndIteration", "AwaitPlan",
+    "ExchangeWorld", "RebuildCross", "FetchState", "EndIteration", "AwaitPlan", "AwaitOthers",
 )  # fmt: skip
 
 WEIGHTS = {

@@ -17,7 +17,7 @@ from unicron.sim.plants import machine_for, record_of
 from unicron.sim.worker_reshaping import WorkerReshaping
 from unicron.types import EpochPlan, PlanKind, Stage
 
-OVER_MS_MAX = 60_000.0  # as in training/engine.py
+OVER_MS_MAX = 120_000.0  # as in training/engine.py
 
 
 class SimWorker(WorkerReshaping):
@@ -211,8 +211,7 @@ class SimWorker(WorkerReshaping):
                 if action.healed:
                     self._say_healed(self.memory.iteration - 1)
                 self._gather(action, action.plan.ranks, ("over", 0))
-                token = self.token
-                self._later(OVER_MS_MAX, lambda: self._done() if token is self.token else None)
+                self._later(OVER_MS_MAX, lambda: self._done() if self.action is action and self.in_store else None)
             case do.Over():
                 self._finish()
             case do.Ready():

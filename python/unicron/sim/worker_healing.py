@@ -28,7 +28,7 @@ class WorkerHealing(WorkerTraining):
 
         def gathered(results: dict[Rank, Any]) -> None:
             if isinstance(action, do.AwaitOthers):
-                self._done()
+                self._all_seen(action, where)
             elif isinstance(action, (do.ExchangeInside, do.ExchangeWorld)):
                 self.run(on.RecordsGathered([results[r] for r in ranks]))
             else:
@@ -47,6 +47,18 @@ class WorkerHealing(WorkerTraining):
             value = msgspec.structs.replace(own, copies=copies, eager=CAN_REDUCE_EAGERLY)
         store = self.world.store_at(plan.store)
         store.gather((self.task, plan.epoch, kind, where), self, value, ranks, token)
+
+    def _all_seen(self, action: do.AwaitOthers, where: tuple[str, int]) -> None:
+        """As training/ending.py: all say that they saw all, and then the first proposal counts."""
+        if where == ("over", 0):
+            self._gather(action, action.plan.ranks, ("over", 1))
+        elif self.world.ends.setdefault((self.task, action.plan.epoch), "leave") == "leave":
+            self._done()
+        else:
+            token = self.token = object()
+            self.in_store = True
+            if self.newest is not None and self.newest.epoch > action.plan.epoch:
+                self.broke(token, "a newer epoch")
 
     def _build(self, action: do.RebuildInside | do.RebuildCross, members: dict[Rank, Any]) -> None:
         epoch = action.plan.epoch

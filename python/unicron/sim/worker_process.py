@@ -192,6 +192,11 @@ class WorkerProcess:
 
         self._loop(0.0, go_on)
 
+    def _may_leave(self, *, is_old: bool) -> bool:
+        """is_old: no newer plan broke the wait; its store is gone, and nobody is waited for."""
+        assert isinstance(self.action, do.AwaitOthers)
+        return is_old or self.world.ends.setdefault((self.task, self.action.plan.epoch), "meet") == "leave"
+
     def broke(self, token: object, text: str) -> None:
         def go_on() -> None:
             if token is None or token is not self.token:
@@ -200,7 +205,7 @@ class WorkerProcess:
             if self.in_store:
                 assert self.machine is not None and self.newest is not None
                 is_old = self.newest.epoch <= self.machine._newest()
-                if is_old and isinstance(self.action, do.AwaitOthers):  # its store is gone: nobody is waited for
+                if isinstance(self.action, do.AwaitOthers) and self._may_leave(is_old=is_old):
                     self._done()
                     return
                 inside = inside and is_old

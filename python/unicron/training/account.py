@@ -100,7 +100,8 @@ class Account:
     def ended(self) -> None:
         """No iteration follows: what the recovery took is what went by since the last commit."""
         if self._interrupted is not None and self._last_commit_ms is not None and self._durations:
-            self._interrupted_ms = statistics.median(self._durations) + now_ms() - self._last_commit_ms
+            since_ms = statistics.median(self._durations) + now_ms() - self._last_commit_ms
+            self._interrupted_ms = max(self._interrupted_ms, since_ms)
 
     # ---------------------------------------------------------- the report
 

@@ -44,8 +44,8 @@ CHECKPOINT_VERSION = 3.0  # of Megatron-LM's state dict: what its own loader ask
 COMPLETE = "metadata.json"  # written last inside a checkpoint
 POLL_S = 0.02
 PARTS_TIMEOUT_S = 600.0
-#: After a recovery, for parts of a save that was begun before: as long as the own part took so many times, at least
-#: these seconds. Somebody may have died before writing its own, or belongs to the same save's second attempt.
+#: After a recovery, for each further part of a save that was begun before: as long as the own part took so many times,
+#: at least these seconds. Somebody may have died before writing its own, or belongs to the save's second attempt.
 INTERRUPTED_S_MIN = 5.0
 INTERRUPTED_TIMES = 3.0
 QUEUED_MAX = 2
@@ -81,6 +81,8 @@ class _Save:
     number: int = 0  # of all that this saver was asked for
     written: float = 0.0  # when the own part was, in the background
     writing_s: float = 0.0
+    num_parts: int = 0  # that are there, and since when
+    came: float = 0.0
     deadline: float = 0.0
     common: dict[str, Any] = field(default_factory=dict)
 
@@ -104,6 +106,7 @@ class Saver:
         self._pending = 0  # saves asked for and not yet reported; guarded by _lock
         self._asked = 0
         self._interrupted = 0  # saves up to this number were begun before a recovery
+        self._interrupted_at = 0.0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._tag = ""
@@ -141,6 +144,7 @@ class Saver:
         """There was a recovery: parts of saves asked for so far may never come, and are waited for no longer than
         their writing takes (INTERRUPTED_TIMES)."""
         self._interrupted = self._asked
+        self._interrupted_at = time.monotonic()
 
     def poll(self) -> tuple[SaveResult, ...]:
         """What has become known since the last call. Never blocks."""
@@ -216,10 +220,16 @@ class Saver:
             self._forget_older(save)
         elif time.monotonic() > save.deadline:
             raise TimeoutError(f"parts of some ranks are missing after {self.timeout_s:.0f} s")
-        elif save.number <= self._interrupted and time.monotonic() > save.written + max(
-            INTERRUPTED_S_MIN, INTERRUPTED_TIMES * save.writing_s
-        ):
+        elif save.number <= self._interrupted and self._stands(save):
             raise TimeoutError("parts of some ranks are missing since a recovery")
+
+    def _stands(self, save: _Save) -> bool:
+        """No part has come for longer than writing one takes."""
+        now, there = time.monotonic(), parts.num_parts(save.folder, save.num_ranks)
+        if there != save.num_parts:
+            save.num_parts, save.came = there, now
+        since = max(save.written, save.came, self._interrupted_at)
+        return now > since + max(INTERRUPTED_S_MIN, INTERRUPTED_TIMES * save.writing_s)
 
     def _forget_older(self, save: _Save) -> None:
         """Of a save that is complete: nobody needs an older one that still waits for parts."""

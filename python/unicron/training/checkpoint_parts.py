@@ -139,8 +139,12 @@ def part_path(folder: Path, rank: int) -> Path:
     return folder / f"part_{rank}.msgpack"
 
 
+def num_parts(folder: Path, num_ranks: int) -> int:
+    return sum(part_path(folder, rank).exists() for rank in range(num_ranks))
+
+
 def has_all_parts(folder: Path, num_ranks: int) -> bool:
-    return all(part_path(folder, rank).exists() for rank in range(num_ranks))
+    return num_parts(folder, num_ranks) == num_ranks
 
 
 def finish(folder: Path, num_ranks: int, common: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ from unicron.training import account, compute, gpu, step
 from unicron.training.buddies import Buddies, CopyDiffers
 from unicron.training.eager import EagerReduction
 from unicron.training.eager_plan import EagerPlan
+from unicron.training.ending import all_leave
 from unicron.training.exact import REPEAT_BITS, REPEATS_MAX, ExactGradients
 from unicron.training.fault_points import FaultPoints, carry_out
 from unicron.training.gradients import CHUNK_BYTES, Gradients, ReduceHooks
@@ -48,12 +49,16 @@ from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage, WaitKind
 
 AWAIT_PLAN_MS_MAX = 120_000
-OVER_MS_MAX = 60_000  # who is through with the last iteration waits for the others
+OVER_MS_MAX = 120_000  # who is through with the last iteration waits for the others, and for an heir to get ready
 COLLECTIVE_ERROR = re.compile(r"gloo|NCCL|Connection (closed|reset)|[Tt]imed out waiting|Broken pipe")
 
 
 class NoPlanCame(RuntimeError):
     """A collective broke and nobody said what to do within the bound."""
+
+
+class NothingToCompute(RuntimeError):
+    """An heir of the last iteration, from which everybody is taken back: the script of its own heir begins there."""
 
 
 class Left(BaseException):
@@ -235,7 +240,10 @@ class Engine:
     # ------------------------------------------------------------------ the undisturbed iteration
 
     def _compute(self, action: do.Compute) -> on.AnyEvent:
-        assert self.forward_step is not None and self.dataset is not None
+        if self.forward_step is None or self.dataset is None:
+            raise NothingToCompute(
+                f"iteration {action.iteration} is done again, and this script's loop was over before it"
+            )
         aside = self.gradients.put_aside() if action.extra else None
         begun = self.ledger.begun()
         reduced = self.ledger.segments_reduced
@@ -486,8 +494,8 @@ class Engine:
         self._pulse(Stage.HEAL, waiting=True)
         self.points.maybe(FaultPoint.HEAL, max(0, plan.epoch - self._epoch_before - 1))
         client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
-        loop = self.machine.loop_iteration
-        loop = -1 if loop is None else loop
+        loop = -1 if self.machine.loop_iteration is None else self.machine.loop_iteration
+        loop += self.machine.is_ending  # its script is in none any more
         record = msgspec.structs.replace(self.machine.record, loop=loop, side_by_side=True, waits_at_end=True)
         if self.eager is not None:
             record = msgspec.structs.replace(record, eager=self.eager.plan.signature)
@@ -664,17 +672,10 @@ class Engine:
             self.groups.release_retired()
         if not self._all_wait_at_end:
             return on.Done()
-        keys = [f"{plan.task}/{plan.epoch}/over/{rank}" for rank in plan.ranks]
-        try:
-            client = self._client(plan)
-            client.set(f"{plan.task}/{plan.epoch}/over/{self.rank}", b"1")
-            self.points.maybe(FaultPoint.OVER, INSIDE)
-            client.wait(keys, OVER_MS_MAX, cancelled=lambda: self._is_over(plan))
-        except StoreError as error:
-            if self._is_over(plan):  # nobody has left, unless all were there
-                return on.Broken(inside=False, text=cut(f"the end: {error}"))
-            print(f"unicron: rank {self.rank} waits for the others no longer: {error}", file=sys.stderr)
-        return on.Done()
+        prefix = f"{plan.task}/{plan.epoch}/end/"
+        if all_leave(self._client(plan), prefix, self.rank, plan.ranks, lambda: self._is_over(plan), OVER_MS_MAX):
+            return on.Done()
+        return on.Broken(inside=False, text="the end: a newer plan stands")
 
     def leave(self) -> None:
         """The role is left, and this process lives on: nothing of the model's groups stays. Its arena stays."""

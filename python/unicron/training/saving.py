@@ -35,6 +35,14 @@ class Saving:
         self._save(self._saver, iteration, epoch)
         return True
 
+    def save_again_if_due(self, iteration: int, epoch: int) -> bool:
+        """Nothing follows this iteration, and a recovery came after its save was begun: parts may be missing, and an
+        heir's always are."""
+        if self._saver is None or not self.is_due(iteration) or (self._last, self._epoch) == (iteration, epoch):
+            return False
+        self._save(self._saver, iteration, epoch)
+        return True
+
     def save_last(self, iteration: int, epoch: int) -> None:
         """The task leaves its slots after this iteration: saved whether it is due or not, unless it just was."""
         if self._saver is None:

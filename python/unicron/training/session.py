@@ -405,6 +405,8 @@ class Session:
             return
         self._is_seen_off = True
         self._run(engine, on.LoopEnded())
+        if engine.machine.record.iteration > 0:
+            self._checkpoints.save_again_if_due(engine.machine.record.iteration - 1, self._epoch())
 
     def _run(self, engine: Engine, event: on.AnyEvent) -> do.AnyAction:
         try:
@@ -608,7 +610,8 @@ class Session:
         if self._engine is None:
             return
         if self._checkpoints is not None:
-            self._tell_saved(self._checkpoints.finish(self._epoch()))
+            # Of a plan that came behind the loop nobody heard here; it took parts all the same.
+            self._tell_saved(self._checkpoints.finish(max(self._epoch(), self._link.monitor.newest_epoch())))
         self._link.pulse.advance(int(Stage.DONE), self._next or 0, -1)
         self._link.send(Finished(self._link.worker, self.rank))
         if self._move is not None:
