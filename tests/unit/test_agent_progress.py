@@ -213,6 +213,18 @@ def test_who_waits_is_told_when_it_is_asked_for() -> None:
     assert agent.said(WorkersWait) == [WorkersWait("n0", "another", ())]
 
 
+def test_who_is_through_with_its_loop_waits_for_the_others() -> None:
+    """A recovery is waited for in the same stage, by everybody and for long; that says nothing of a node."""
+    agent = learned(step_ms=100.0)
+    for declared_ms, told in ((0, ()), (240_000, (W,))):
+        agent.feed(on.PulsesSampled(0, ((W, pulse(iteration=1, progress=20 + declared_ms)),)))
+        heal = {"stage": Stage.HEAL, "iteration": 1, "progress": 21 + declared_ms, "waiting": True}
+        for now_ms in (20_000.0 + declared_ms, 20_400.0 + declared_ms, 20_800.0 + declared_ms):
+            sampled(agent, now_ms, **heal, declared_ms=declared_ms)
+        agent.order(AskWaits("t"))
+        assert agent.said(WorkersWait) == [WorkersWait("n0", "t", told)]
+
+
 def test_what_a_new_epoch_ended_is_not_told_again() -> None:
     """Found by the swarm: all waited for a lost node, a plan without it freed them, and half a minute later the next
     coordinator heard once more that everybody waits, and broke all connections of a task that trained."""

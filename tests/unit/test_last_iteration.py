@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from machines import running
+from unicron.coordinator.transitions import NodePhase
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
@@ -134,3 +136,19 @@ def test_who_does_not_wait_at_the_end_has_not_said_so() -> None:
     assert not Record(0, 0, Stage.IDLE).waits_at_end
     known = decode_record(encode_record(Record(0, 0, Stage.IDLE, waits_at_end=True)))
     assert known.waits_at_end
+
+
+def test_a_node_that_falls_silent_when_others_have_finished_is_lost() -> None:
+    """Nobody is left who could say that it waits for it: the task ran for ever."""
+    driver = running(Layout(dp=2, num_micro_batches=4), nodes=2, slots=1, understudies=0)
+    driver.finished("n0.w0")
+    driver.exited("n0.w0")
+    driver.disconnected("n1")
+    driver.probed("n1", "unknown")
+    begun_ms, bound_ms = driver.now_ms, driver.machine.config.silence_ms_max
+    while driver.machine.state.nodes["n1"].phase is not NodePhase.LOST and driver.now_ms < begun_ms + 3 * bound_ms:
+        timers = driver.machine.state.timers
+        due = min((at, name) for name, at in timers.items() if not name.startswith("silence/n0"))
+        driver.beat("n0")
+        driver.fire(due[1])
+    assert driver.machine.state.nodes["n1"].phase is NodePhase.LOST
