@@ -52,9 +52,9 @@ def test_an_incident_explains_the_steps_of_its_recovery(capsys: pytest.CaptureFi
 def test_every_step_that_is_measured_is_explained() -> None:
     from unicron.healing import actions
 
-    ends = {"Action", "ReportStateLost", "EndIteration", "Ready", "AwaitOthers", "Over", "Leave"}  # nothing is mended there
+    ends = {"ReportStateLost", "EndIteration", "Ready", "AwaitOthers", "Over", "Leave"}  # nothing is mended in them
     known = {n for n, c in vars(actions).items() if isinstance(c, type) and issubclass(c, actions.Action)}
-    assert known - ends == set(incidents.PHASES)
+    assert known - ends - {"Action"} == set(incidents.PHASES)
 
 
 def test_incidents_of_a_run_that_is_over_are_elsewhere(
