@@ -164,7 +164,7 @@ class _Eye:
 
     def _ends(self) -> bool:
         """Members have finished already, and the others are about to."""
-        return self._await(lambda view: view["phase"] in ("done", "stopped"), SEEN_S_MAX) or self._is_over()
+        return self._await(lambda view: view["phase"] in ("done", "stopped"), SEEN_S_MAX)
 
     def _interrupted(self, incidents: Sequence[dict[str, Any]]) -> int:
         """The last iteration that was. Of connections that broke nobody says which it was: then where it is now."""

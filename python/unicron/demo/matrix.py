@@ -107,10 +107,9 @@ def main() -> int:
     began = time.monotonic()
     if options.jobs > 1:
         _side_by_side(portions(left), options, began)
-    for row in [] if options.jobs > 1 else rows:
-        wanted = [(how, case) for its, how, case in left if its is row]
-        if wanted:
-            _one_row(row, wanted, options)
+    else:
+        for row in dict.fromkeys(row for row, _, _ in left):
+            _one_row(row, [(how, case) for its, how, case in left if its is row], options)
     results = {key: result for key, result in known(options.into).items() if key[0] in {row.name for row in rows}}
     show(results, rows)
     print(f"{len(left)} cases in {time.monotonic() - began:.0f} s; {options.into}")

@@ -211,7 +211,7 @@ class SimWorker(WorkerReshaping):
                 if action.healed:
                     self._say_healed(self.memory.iteration - 1)
                 self._gather(action, action.plan.ranks, ("over", 0))
-                self._later(OVER_MS_MAX, lambda: self._done() if self.action is action and self.in_store else None)
+                self._later(OVER_MS_MAX, lambda: self._waited(action))
             case do.Over():
                 self._finish()
             case do.Ready():

@@ -49,16 +49,21 @@ class WorkerHealing(WorkerTraining):
         store.gather((self.task, plan.epoch, kind, where), self, value, ranks, token)
 
     def _all_seen(self, action: do.AwaitOthers, where: tuple[str, int]) -> None:
-        """As training/ending.py: all say that they saw all, and then the first proposal counts."""
+        """As training/ending.py: all have come, then all say that they saw so."""
         if where == ("over", 0):
             self._gather(action, action.plan.ranks, ("over", 1))
-        elif self.world.ends.setdefault((self.task, action.plan.epoch), "leave") == "leave":
+        elif self._all_leave(action, "leave"):
             self._done()
         else:
             token = self.token = object()
             self.in_store = True
             if self.newest is not None and self.newest.epoch > action.plan.epoch:
                 self.broke(token, "a newer epoch")
+
+    def _waited(self, action: do.AwaitOthers) -> None:
+        """For longer than anybody does: all leave, whoever is missing."""
+        if self.action is action and self.in_store and self._all_leave(action, "leave"):
+            self._done()
 
     def _build(self, action: do.RebuildInside | do.RebuildCross, members: dict[Rank, Any]) -> None:
         epoch = action.plan.epoch

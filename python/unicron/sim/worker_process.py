@@ -192,10 +192,9 @@ class WorkerProcess:
 
         self._loop(0.0, go_on)
 
-    def _may_leave(self, *, is_old: bool) -> bool:
-        """is_old: no newer plan broke the wait; its store is gone, and nobody is waited for."""
-        assert isinstance(self.action, do.AwaitOthers)
-        return is_old or self.world.ends.setdefault((self.task, self.action.plan.epoch), "meet") == "leave"
+    def _all_leave(self, action: do.AwaitOthers, proposal: str) -> bool:
+        """As training/ending.py: the first proposal of an epoch, "leave" or "meet", counts for all its members."""
+        return self.world.ends.setdefault((self.task, action.plan.epoch), proposal) == "leave"
 
     def broke(self, token: object, text: str) -> None:
         def go_on() -> None:
@@ -205,8 +204,8 @@ class WorkerProcess:
             if self.in_store:
                 assert self.machine is not None and self.newest is not None
                 is_old = self.newest.epoch <= self.machine._newest()
-                if isinstance(self.action, do.AwaitOthers) and self._may_leave(is_old=is_old):
-                    self._done()
+                if isinstance(self.action, do.AwaitOthers) and (is_old or self._all_leave(self.action, "meet")):
+                    self._done()  # where no newer plan broke the wait its store is gone, and nobody is waited for
                     return
                 inside = inside and is_old
             reduced = self.memory.reduced if isinstance(self.action, do.Reduce) else -1

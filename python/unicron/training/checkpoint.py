@@ -78,7 +78,6 @@ class _Save:
     num_ranks: int
     snapshot: parts.Snapshot
     started: float
-    number: int = 0  # of all that this saver was asked for
     written: float = 0.0  # when the own part was, in the background
     writing_s: float = 0.0
     num_parts: int = 0  # that are there, and since when
@@ -104,9 +103,7 @@ class Saver:
         self._waiting: list[_Save] = []  # written here, parts of others outstanding; rank 0 only
         self._results: queue.SimpleQueue[SaveResult] = queue.SimpleQueue()
         self._pending = 0  # saves asked for and not yet reported; guarded by _lock
-        self._asked = 0
-        self._interrupted = 0  # saves up to this number were begun before a recovery
-        self._interrupted_at = 0.0
+        self._interrupted_at = 0.0  # by a recovery: saves begun before may lack parts for ever
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._tag = ""
@@ -135,15 +132,13 @@ class Saver:
         self._start()
         with self._lock:
             self._pending += 1
-        self._asked += 1
-        save = _Save(iteration, folder, num_ranks, snapshot, time.monotonic(), self._asked)
+        save = _Save(iteration, folder, num_ranks, snapshot, time.monotonic())
         self._queue.put(save, timeout=self.timeout_s)
         return self.directory / name_of(iteration)
 
     def interrupt(self) -> None:
         """There was a recovery: parts of saves asked for so far may never come, and are waited for no longer than
         their writing takes (INTERRUPTED_TIMES)."""
-        self._interrupted = self._asked
         self._interrupted_at = time.monotonic()
 
     def poll(self) -> tuple[SaveResult, ...]:
@@ -220,7 +215,7 @@ class Saver:
             self._forget_older(save)
         elif time.monotonic() > save.deadline:
             raise TimeoutError(f"parts of some ranks are missing after {self.timeout_s:.0f} s")
-        elif save.number <= self._interrupted and self._stands(save):
+        elif save.started < self._interrupted_at and self._stands(save):
             raise TimeoutError("parts of some ranks are missing since a recovery")
 
     def _stands(self, save: _Save) -> bool:
@@ -233,7 +228,7 @@ class Saver:
 
     def _forget_older(self, save: _Save) -> None:
         """Of a save that is complete: nobody needs an older one that still waits for parts."""
-        for older in [other for other in self._waiting if other.number < save.number]:
+        for older in [other for other in self._waiting if other.started < save.started]:
             self._report(older, False, f"parts of some ranks are missing, and iteration {save.iteration} is complete")
             shutil.rmtree(older.folder, ignore_errors=True)
 
