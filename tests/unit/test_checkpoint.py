@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import time
 import traceback
 from pathlib import Path
@@ -260,6 +261,13 @@ def test_of_saves_that_wait_for_parts_older_ones_end_with_a_newer_one(alone, tmp
     monkeypatch.setattr(checkpoint, "_rank_and_size", lambda: (0, 2))
     saver.save(1, Plain(1.0), tag="t")
     monkeypatch.undo()
+
+    def slow_rmtree(path, **options):
+        time.sleep(0.2)
+        rmtree(path, **options)
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", slow_rmtree)  # a result is told when the folder is as it says
     older, newer = sorted(save_all(saver, [2]), key=lambda result: result.iteration)
     assert not older.complete and "iteration 2 is complete" in older.error and newer.complete
     assert [path.name for path in tmp_path.glob("iter_*")] == ["iter_0000002"]

@@ -229,8 +229,8 @@ class Saver:
     def _forget_older(self, save: _Save) -> None:
         """Of a save that is complete: nobody needs an older one that still waits for parts."""
         for older in [other for other in self._waiting if other.started < save.started]:
+            shutil.rmtree(older.folder, ignore_errors=True)  # before it is told: whoever waited looks at the folder
             self._report(older, False, f"parts of some ranks are missing, and iteration {save.iteration} is complete")
-            shutil.rmtree(older.folder, ignore_errors=True)
 
     def _publish(self, save: _Save) -> None:
         """Rename, then the marker, then forget what is older."""
