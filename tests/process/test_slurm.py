@@ -181,7 +181,7 @@ def test_run_under_salloc(cluster: Slurm, trained: Trained) -> None:
         (spare,) = set(cluster.nodes) - set(before)
         lost = next(iter(before))
         cluster.lose(lost)
-        assert set(eventually(lambda: trained.workers(3), 60)) == {*before, spare} - {lost}
+        eventually(lambda: set(trained.workers(3)) == {*before, spare} - {lost}, 60)
         job = cluster.call("squeue", "--noheader", "--format=%i").split()[0]
         cluster.ends_in(job, 55)
         cluster.down(lost)

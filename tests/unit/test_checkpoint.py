@@ -250,9 +250,10 @@ def test_behind_the_last_iteration_a_recovery_makes_all_save_again(alone, tmp_pa
     assert saving.save_if_due(4, epoch=1)
     assert not saving.save_again_if_due(4, epoch=1)
     assert saving.save_again_if_due(4, epoch=2) and not saving.save_again_if_due(4, epoch=2)
+    assert saving.finish(2) is not None  # before the heir begins: here both are rank 0, and write the same files
     heir = Saving(str(tmp_path), 5, (Plain(1.0), None, None), dict)
     assert heir.save_again_if_due(4, epoch=2) and not heir.save_again_if_due(6, epoch=2)
-    assert saving.finish(2) is not None and heir.finish(2) is not None
+    assert heir.finish(2) is not None
     assert checkpoint.find_latest(tmp_path) == tmp_path / "iter_0000005"
 
 

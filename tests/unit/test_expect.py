@@ -39,7 +39,7 @@ class Setting:
         engine.memory = SimpleNamespace(synchronize=lambda: None)  # type: ignore[assignment]
         groups = SimpleNamespace(require_whole=self._require_whole, settle_broken=self._settle)
         engine.groups = groups  # type: ignore[assignment]
-        engine.others_in, engine.refusal = others_in, ""
+        engine.meeting, engine.refusal = SimpleNamespace(others_in=others_in, left_in=None), ""
         engine.points = FaultPoints(self.pulse, lambda: record.iteration, engine._fault)
         self.is_whole = True
         session = self.session = object.__new__(Session)

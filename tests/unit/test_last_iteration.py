@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from machines import running
-from unicron.coordinator.transitions import NodePhase
+from machines import Coordinator, running
+from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, Record, decode_record, encode_record
-from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
+from unicron.messages import EndWorker
+from unicron.types import Cpu, EpochPlan, Layout, Member, PlanKind, Stage
 
 LAST = 5
 COMMIT = CommitResult(LAST, 64.0, 1.0, 0.0, 5.0)
@@ -152,3 +153,104 @@ def test_a_node_that_falls_silent_when_others_have_finished_is_lost() -> None:
         driver.beat("n0")
         driver.fire(due[1])
     assert driver.machine.state.nodes["n1"].phase is NodePhase.LOST
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2, num_micro_batches=4), Layout(pp=2, dp=2, num_micro_batches=4)])
+def test_an_heir_of_who_was_lost_behind_its_loop_meets_nobody(layout: Layout) -> None:
+    lost = plan(layout, 2, PlanKind.REPLACE, 0)
+    machine = HealingMachine(0, layout, 2)
+    record = Record(0, LAST + 1, Stage.IDLE, num_segments=2, commit=COMMIT)
+    (action,) = machine.step(on.Joined(lost, record))
+    if isinstance(action, do.Ready):
+        (action,) = machine.step(on.LoopEnded())
+    assert isinstance(action, (do.ExchangeInside, do.ExchangeWorld)) and action.plan == lost
+    (action,) = machine.step(on.OthersLeft())
+    assert isinstance(action, do.Over) and action.healed
+    assert machine.plan == lost and not machine.healing
+
+
+def test_who_could_not_hear_that_all_leave_does_not_wait_for_them() -> None:
+    task = Task(Layout(dp=2, num_micro_batches=4))
+    task.train(0, 1)
+    lost = plan(task.layout, 2, PlanKind.REPLACE, 0)
+    task.step(1, on.LoopEnded())
+    task.arrived(lost, 1)
+    assert isinstance(task.step(1, on.Broken(inside=False, text="the store does not answer")), do.ExchangeWorld)
+    action = task.step(1, on.OthersLeft())
+    assert isinstance(action, do.Over) and action.healed
+
+
+# ------------------------------------------------------------ what the coordinator makes of it
+
+
+def behind_the_loop(*, understudies: int = 1) -> Coordinator:
+    """Two nodes, a member each; the first has finished and is gone."""
+    driver = running(Layout(dp=2, num_micro_batches=4), nodes=2, slots=1, understudies=understudies)
+    driver.finished("n0.w0")
+    driver.exited("n0.w0")
+    return driver
+
+
+def test_who_is_lost_when_others_have_finished_has_an_heir() -> None:
+    driver = behind_the_loop()
+    driver.lost("n1.w0")
+    new = driver.task.plan
+    assert new is not None and new.epoch == 2 and new.heirs == (1,) and driver.task.awaiting == {1}
+    heir = new.members[1].worker
+    driver.healed(heir)
+    assert driver.task.phase is TaskPhase.RUNNING
+    driver.finished(heir)
+    assert driver.task.outcome == "done" and driver.task.cause == "every member finished its last iteration"
+
+
+def test_heirs_behind_the_loop_are_tried_a_few_times() -> None:
+    driver = behind_the_loop()
+    driver.lost("n1.w0")
+    for _ in range(20):
+        if driver.task.is_over:
+            break
+        plan_now = driver.task.plan
+        assert plan_now is not None
+        if not driver.task.lost:
+            driver.lost(plan_now.members[1].worker)
+        for name in list(driver.task.workers):
+            if driver.worker(name).phase.value in ("ordered", "started", "up"):
+                driver.up(name)
+    assert driver.task.outcome == "done" and "ranks [1]" in driver.task.cause
+    assert driver.task.epoch == 1 + driver.machine.config.last_heirs_max
+
+
+def test_a_node_that_is_lost_behind_the_loop_leaves_nothing_to_run_the_rest_with() -> None:
+    driver = behind_the_loop()
+    driver.disconnected("n1")
+    driver.probed("n1", "gone")
+    assert driver.task.outcome == "done" and "ranks [1]" in driver.task.cause
+
+
+@pytest.mark.parametrize("stage", [Stage.IDLE, Stage.EVALUATE])
+def test_who_is_at_work_of_its_own_is_not_deaf(stage: Stage) -> None:
+    """A last evaluation, or one that its script said is long: an heir waits for it, and nobody is ended for it."""
+    driver = running(Layout(dp=2, num_micro_batches=4), nodes=2, slots=1, understudies=1)
+    driver.worker("n0.w0").stage = stage
+    driver.lost("n1.w0")
+    assert driver.task.plan is not None and driver.task.plan.heirs == (1,)
+    for _ in range(10):
+        driver.now_ms += 10.0
+        driver.fire("heal/t")
+        assert driver.sent(EndWorker) == [] and driver.task.phase is TaskPhase.HEALING and driver.task.epoch == 2
+    stage_of = driver.worker("n0.w0")
+    driver.stalled("n0.w0", waiting=False, stage=stage, is_sure=True, cpu=Cpu.IDLE)
+    assert [order.worker for order in driver.sent(EndWorker)] == ["n0.w0"], stage_of
+
+
+def test_who_is_still_at_work_behind_its_loop_is_waited_for() -> None:
+    driver = running(Layout(dp=3, num_micro_batches=6), nodes=3, slots=1, understudies=0)
+    driver.worker("n2.w0").stage = Stage.EVALUATE
+    driver.finished("n0.w0")
+    driver.disconnected("n1")
+    driver.probed("n1", "gone")
+    for _ in range(10):
+        driver.fire("finish/t")
+        assert not driver.task.is_over
+    driver.finished("n2.w0")
+    assert driver.task.outcome == "done"

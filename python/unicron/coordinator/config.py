@@ -39,6 +39,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     reconnect_tries_max: int = 2  # RECONNECT in one iteration, before a worker is replaced
     # RECONNECT after a healing that nobody reported, before all start again
     heal_tries_max: int = 2
+    last_heirs_max: int = 3  # plans for who is lost when others have finished
     # waits of a task
     join_ms_max: float = 300_000.0  # first start: imports and unicron.join() of every member
     ready_ms_max: float = 60_000.0  # a worker started for a lost role

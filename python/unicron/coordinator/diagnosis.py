@@ -131,8 +131,8 @@ def deaf_to_plan(task: TaskState, *, may_be_long: bool = False) -> list[WorkerSt
     """Members whose loop has not moved since a plan that shut every socket they could wait on.
 
     A loop inside a collective was freed by that, so whatever it claims to wait for, it is not others. One that
-    computes or saves is deaf only when its own stage's statistics say that it stands still, because that may take
-    long; or (may_be_long) when everybody would be ended for it.
+    computes, or is at its script's own work, is deaf only when its own stage's statistics or bounds say that it stands
+    still, because that may take long; or (may_be_long) when everybody would be ended for it.
     """
     plan = task.plan
     if plan is None:
@@ -143,12 +143,22 @@ def deaf_to_plan(task: TaskState, *, may_be_long: bool = False) -> list[WorkerSt
         freed = plan.layout.replica_size == 1 or plan.layout.replica_of(rank) in plan.wounded()
         if worker is None or not freed:
             continue
-        is_sure = worker.stalled is not None and worker.stalled.is_sure
-        if worker.stage in (Stage.COMPUTE, Stage.SAVE) and not (is_sure or may_be_long):
+        may_take_long = worker.stage in (Stage.COMPUTE, Stage.SAVE) or is_at_own_work(worker)
+        if may_take_long and not (_is_sure(worker) or may_be_long):
             continue
         if rank in task.awaiting and worker.progress == worker.progress_planned:
             deaf.append(worker)
     return deaf
+
+
+def is_at_own_work(worker: WorkerState) -> bool:
+    """Its script's: between iterations, an evaluation, or what follows its loop. How long that may take is between the
+    script and its agent, which tells when it is longer. (What unicron does in it, saving, has the healing's bounds.)"""
+    return worker.stage in (Stage.IDLE, Stage.EVALUATE) and not _is_sure(worker)
+
+
+def _is_sure(worker: WorkerState) -> bool:
+    return worker.stalled is not None and worker.stalled.is_sure
 
 
 def never_freed(task: TaskState) -> list[WorkerState]:

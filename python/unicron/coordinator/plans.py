@@ -72,10 +72,7 @@ def publish_plan(step: Step, task: TaskState, plan: EpochPlan, reason: str) -> N
 
 
 def _plan_of(step: Step, task: TaskState, decision: Decision, layout: Layout) -> EpochPlan:
-    members = tuple(
-        Member(rank, worker.node, worker.name, worker.incarnation)
-        for rank, worker in sorted((r, task.workers[w]) for r, w in decision.members.items())
-    )
+    members = tuple(_member(task, rank, worker) for rank, worker in sorted(decision.members.items()))
     host = step.state.nodes[min({m.node for m in members}, key=node_order)]
     is_restore = decision.kind is PlanKind.RESTORE
     assert not is_restore or task.checkpoint is not None
@@ -94,6 +91,16 @@ def _plan_of(step: Step, task: TaskState, decision: Decision, layout: Layout) ->
         incidents=tuple(i.id for i in step.state.open_incidents(task.name)),
         reason=decision.reason,
     )
+
+
+def _member(task: TaskState, rank: Rank, name: str) -> Member:
+    """Who has finished may be gone."""
+    worker = task.workers.get(name)
+    if worker is not None:
+        return Member(rank, worker.node, worker.name, worker.incarnation)
+    former = task.plan.member(rank) if task.plan is not None else None
+    assert former is not None and former.worker == name and rank in task.finished, f"{name} is nowhere"
+    return former
 
 
 def _after(step: Step, task: TaskState, plan: EpochPlan) -> None:
@@ -117,7 +124,7 @@ def _after(step: Step, task: TaskState, plan: EpochPlan) -> None:
         return
     step.move_task(task, "planned")
     task.decided_ms = step.now_ms
-    task.awaiting = set(plan.ranks)
+    task.awaiting = set(plan.ranks) - task.finished
     task.heal_iteration = task.iteration
     task.heal_low = -1
     step.set_timer("heal", task.name, step.config.heal_ms_max, "every member must give its account")

@@ -7,9 +7,12 @@ covers all that is lost (the alternative, a plan per loss, makes everybody regro
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_explained, never_freed, stall_root
+from unicron.coordinator.accounts import close_healing
+from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_at_own_work, is_explained, never_freed, stall_root
 from unicron.coordinator.fitness import PENDING
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import RolesPlaced
@@ -47,8 +50,10 @@ class Refills(msgspec.Struct):
 def settle_recovery(step: Step, task: TaskState) -> None:
     plan = task.plan
     assert plan is not None
-    if task.finished and all(r in task.finished for r in plan.ranks if r not in task.lost):
-        finish_task(step, task, "every member finished its last iteration")
+    if _is_through(step, task, plan):
+        if task.phase is TaskPhase.HEALING and task.healed:  # an heir that met nobody, or who had the time to say so
+            close_healing(step, task, "the rest of the members finished")
+        finish_task(step, task, _end_of(task))
         return
     _settle_stalls(step, task)
     if task.is_over or task.is_restarting:
@@ -58,25 +63,78 @@ def settle_recovery(step: Step, task: TaskState) -> None:
         if not task.reports and task.phase is TaskPhase.RECOVERING:
             step.move_task(task, "explained")
         return
-    if task.finished:
+    if task.finished and all(_is_given_up(step, task, rank) for rank in task.lost):
         _wait_for_the_last(step, task)
         return
     if task.phase is not TaskPhase.RECOVERING:
         step.move_task(task, "wounded")
         step.cancel_timer("heal", task.name, "a failure during the healing")
-    refills = _refills(step, task)
+    refills = _last_heirs(step, task) if task.finished else _refills(step, task)
     if refills.to_start:
         start_workers(step, task, refills.to_start, "no understudy is there for a lost role")
     if refills.coming and not step.has_timer("ready", task.name):
         step.set_timer("ready", task.name, step.config.ready_ms_max, "a worker gets ready")
     if not refills.coming and not _verdict_pending(step, task, refills.leaving):
-        _decide(step, task, refills)
+        if task.finished:
+            _decide_last(step, task, refills)
+        else:
+            _decide(step, task, refills)
+
+
+# ------------------------------------------------------------ behind the last iteration
+
+
+def _is_through(step: Step, task: TaskState, plan: EpochPlan) -> bool:
+    """Who was lost behind its loop, or is as good as lost, is waited for as long as an heir may still run its rest."""
+    if not task.finished:
+        return False
+    return all(r in task.finished or (r in task.lost and _is_given_up(step, task, r)) for r in plan.ranks)
+
+
+def _end_of(task: TaskState) -> str:
+    missed = sorted(task.missed | (set(task.lost) - task.finished))
+    if not missed:
+        return "every member finished its last iteration"
+    return f"every iteration is over; what the scripts of ranks {missed} do behind their loops was lost with them"
+
+
+def _is_given_up(step: Step, task: TaskState, rank: Rank) -> bool:
+    """Others have finished, and nobody would run the rest of this one's script: its state is lost with its node, or
+    heirs were tried in vain."""
+    node = step.state.nodes[task.placement[rank]]
+    is_tried = task.last_heirs >= step.config.last_heirs_max or task.refills.get(rank, 0) > task.job.restart_max
+    return node.phase is NodePhase.LOST or node.unfit not in ("", PENDING) or is_tried
 
 
 def _wait_for_the_last(step: Step, task: TaskState) -> None:
-    """Somebody has returned from the last iteration, so no new epoch can have everybody: only wait, bounded."""
+    """No heir can be had for who is lost: those who are left have their own time for what they do."""
     if not step.has_timer("finish", task.name):
         step.set_timer("finish", task.name, step.config.finish_ms_max, "the last members may finish")
+
+
+def _last_heirs(step: Step, task: TaskState) -> Refills:
+    """For what is left of the scripts of lost ranks: nobody meets these heirs (training/meeting.py)."""
+    refills = Refills()
+    _find_heirs(step, task, [rank for rank in sorted(task.lost) if not _is_given_up(step, task, rank)], refills)
+    return refills
+
+
+def _decide_last(step: Step, task: TaskState, refills: Refills) -> None:
+    former = task.plan
+    assert former is not None
+    members = {m.rank: refills.heirs.get(m.rank, m.worker) for m in former.members}
+    gone = {rank for rank in task.lost if rank not in refills.heirs}
+    task.finished |= gone  # they are members of the plan, and nobody waits for them
+    task.missed |= gone
+    for rank in gone:
+        del task.lost[rank]
+    task.last_heirs += 1
+    reason = f"heirs for what the scripts of ranks {sorted(refills.heirs)} do behind their loops; others have finished"
+    publish(step, task, Decision(PlanKind.REPLACE, members, set(refills.heirs), refills.heirs, reason))
+    end_leavers(step, task, former)
+
+
+# ------------------------------------------------------------ heirs
 
 
 def _is_hopeless(task: TaskState, rank: Rank, node: NodeState) -> bool:
@@ -88,7 +146,6 @@ def _is_hopeless(task: TaskState, rank: Rank, node: NodeState) -> bool:
 
 def _refills(step: Step, task: TaskState) -> Refills:
     refills = Refills()
-    taken: set[str] = set()
     layout = task.job.layout
     if not task.state_lost:
         if not _waits_for_its_state(step, task):
@@ -103,9 +160,15 @@ def _refills(step: Step, task: TaskState) -> Refills:
         is_kept = layout.buddy and not task.state_lost  # its node, or slots elsewhere, may come in time
         if (is_gone and not is_kept) or task.refills.get(rank, 0) > task.job.restart_max:
             refills.leaving.add(layout.replica_of(rank))
-    for rank in sorted(task.lost):
-        if layout.replica_of(rank) in refills.leaving:
-            continue
+    staying = [rank for rank in sorted(task.lost) if layout.replica_of(rank) not in refills.leaving]
+    _find_heirs(step, task, staying, refills)
+    return refills
+
+
+def _find_heirs(step: Step, task: TaskState, ranks: list[Rank], refills: Refills) -> None:
+    """Who waits where the role was, or comes, or has to be started."""
+    taken: set[str] = set()
+    for rank in ranks:
         if step.state.nodes[task.placement[rank]].phase is NodePhase.LOST:
             refills.coming.add(rank)
             continue
@@ -126,7 +189,6 @@ def _refills(step: Step, task: TaskState) -> Refills:
             if step.state.nodes[task.placement[rank]].phase is NodePhase.UP:
                 task.refills[rank] = task.refills.get(rank, 0) + 1
                 refills.to_start.append((task.placement[rank], rank, Purpose.REFILL))
-    return refills
 
 
 def _waits_for_its_state(step: Step, task: TaskState) -> bool:
@@ -305,6 +367,10 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
         return True
     if _end_deaf(step, task, deaf_to_plan(task), f"since epoch {plan.epoch}"):
         return False
+    if at_work := at_own_work(task, task.awaiting):
+        why = f"the scripts of ranks {at_work} are at work of their own, which has its own bound"
+        step.set_timer("heal", task.name, step.config.heal_ms_max, why)
+        return False
     if _catches_up(task):
         step.set_timer("heal", task.name, step.config.heal_ms_max, "iterations are done again, and they advance")
         return False
@@ -324,6 +390,12 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
     reason = f"no account of the healing of epoch {plan.epoch} from ranks {silent}"
     publish(step, task, Decision(PlanKind.RECONNECT, members, silent, (), reason))
     return False
+
+
+def at_own_work(task: TaskState, ranks: Iterable[Rank]) -> list[Rank]:
+    """Of these. An heir that waits for them at the meeting is patient (training/meeting.py)."""
+    found = ((rank, task.holder(rank)) for rank in sorted(ranks))
+    return [rank for rank, worker in found if worker is not None and is_at_own_work(worker)]
 
 
 def _end_deaf(step: Step, task: TaskState, deaf: list[WorkerState], since: str) -> bool:

@@ -319,6 +319,8 @@ def _forget_membership(task: TaskState) -> None:
     task.plan = None
     task.lost.clear()
     task.finished.clear()
+    task.missed.clear()
+    task.last_heirs = 0
     task.reports.clear()
     task.awaiting = set()
     task.state_lost = ""

@@ -179,6 +179,8 @@ class TaskState:
     workers: dict[str, WorkerState] = field(default_factory=dict)  # live or ordered
     lost: dict[Rank, str] = field(default_factory=dict)  # roles of `plan` whose holder is dead
     finished: set[Rank] = field(default_factory=set)
+    missed: set[Rank] = field(default_factory=set)  # of these: lost behind their loops, and given up
+    last_heirs: int = 0  # plans made since the first of them, for who was lost behind its loop
     reports: dict[Rank, CollectiveFailed] = field(default_factory=dict)  # not yet explained
     reports_ripe: bool = False  # the diagnosis moment is over
     report_ms: float = 0.0  # when the first of them came

@@ -115,6 +115,11 @@ def _on_task_timer(step: Step, kind: str, task: TaskState) -> None:
 
 def _on_finish(step: Step, task: TaskState) -> None:
     if not task.is_over:
+        ranks = task.plan.ranks if task.plan is not None else ()
+        if at_work := recovery.at_own_work(task, set(ranks) - task.finished - set(task.lost)):
+            why = f"the scripts of ranks {at_work} are still at work behind their loops"
+            step.set_timer("finish", task.name, step.config.finish_ms_max, why)
+            return
         finish_task(step, task, "members finished their last iteration; the others are lost")
         return
     assert task.phase not in TERMINAL

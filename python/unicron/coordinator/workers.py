@@ -178,6 +178,7 @@ def note_finished(step: Step, task: TaskState, worker: WorkerState) -> None:
     worker.move("finished")
     if is_member(task, worker):
         task.finished.add(worker.rank)
+        task.awaiting.discard(worker.rank)  # of a plan that it does not meet any more
     step.touch(task)
 
 

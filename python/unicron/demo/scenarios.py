@@ -204,6 +204,24 @@ def kill_end(layout: Layout, _seed: int) -> Scenario:
 
 
 @scenario
+def kill_rest(layout: Layout, _seed: int) -> Scenario:
+    return Scenario(
+        "kill-rest",
+        "SIGKILL behind the loop, when the others have left: an heir does alone what is left of its script",
+        Expect(
+            "healed",
+            recomputed_replicas=0,
+            methods=("process",),
+            state_sources=("own_arena",),
+            gradient=False,
+            at_end=True,
+            groups_kept=False,
+        ),
+        (Fault(victim(layout), "kill", ITERATIONS, "rest"),),
+    )
+
+
+@scenario
 def kill_step(layout: Layout, _seed: int) -> Scenario:
     says, source = "the torn state is not used", "replica"
     if layout.has_only_copies:

@@ -58,6 +58,7 @@ class FaultPoint(enum.IntEnum):
     EXPERT = 30  # tokens go to the lanes that hold their experts, or come back: a passage
     EAGER = 31  # a segment is reduced under the backward: a passage
     OVER = 32  # the script's loop is over: a passage; the iteration armed is the number of iterations
+    REST = 33  # all have left their loops, and the script goes on with what is behind its own; armed as OVER
 
 
 #: What is armed as the micro-batch at a point that is a passage through an operation with others. Before and inside a

@@ -157,6 +157,8 @@ class AwaitOthers(Action, frozen=True):
 class Over(Action, frozen=True):
     """The script may go on after its loop: all have the last commit, and nobody meets again."""
 
+    healed: bool = False  # a recovery ended here, alone: nobody is there to be met
+
 
 class Leave(Action, frozen=True):
     """The newest plan has no place for this worker."""

@@ -45,6 +45,10 @@ class RecordsGathered(Event, frozen=True):
     records: Sequence[Record]
 
 
+class OthersLeft(Event, frozen=True):
+    """Instead of records: all the others had left their loops before this rank's role was lost, and meet nobody."""
+
+
 class CommitDone(Event, frozen=True):
     result: CommitResult
 
@@ -72,6 +76,6 @@ class Broken(Event, frozen=True):
 
 
 AnyEvent = (
-    PlanArrived | Joined | IterationBegun | LoopEnded | Done | RecordsGathered | CommitDone | Confirmed
-    | Settled | CheckpointLoaded | Broken
+    PlanArrived | Joined | IterationBegun | LoopEnded | Done | RecordsGathered | OthersLeft | CommitDone
+    | Confirmed | Settled | CheckpointLoaded | Broken
 )  # fmt: skip

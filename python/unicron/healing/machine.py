@@ -172,6 +172,8 @@ class HealingMachine:
                 return self._inside_gathered(records)
             case on.RecordsGathered(records) if phase is Phase.EXCHANGE_WORLD:
                 return self._world_gathered(records)
+            case on.OthersLeft() if phase in (Phase.EXCHANGE_INSIDE, Phase.EXCHANGE_WORLD):
+                return self._others_left()
             case on.CommitDone(result) if phase is Phase.COMMIT:
                 return self._committed(result)
             case on.Confirmed(result) if phase is Phase.CONFIRM:
@@ -262,6 +264,15 @@ class HealingMachine:
 
     def _over(self) -> do.AnyAction:
         return self._to(Phase.BETWEEN, do.Over(reason="every member's loop is over"))
+
+    def _others_left(self) -> do.AnyAction:
+        """Of an epoch that nobody else meets: what is left of the script is its own."""
+        plan = self.plan = self._acting_plan()
+        self.pending = [p for p in self.pending if p.epoch > plan.epoch]
+        self.parked, self.loop_iteration, self.is_ending = None, None, True
+        healed, self.healing = self.healing, False
+        why = "all the others had left their loops before this role was lost"
+        return self._to(Phase.BETWEEN, do.Over(healed=healed, reason=why))
 
     def _tie(self) -> do.AnyAction:
         self._set(stage=Stage.TIE)

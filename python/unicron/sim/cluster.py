@@ -52,6 +52,8 @@ class Cluster:
         self.ghosts: list[AgentHost] = []  # older lives of nodes that stood still while newer ones began
         self.partitioned: dict[str, float] = {}  # node -> until
         self.ends: dict[tuple[str, int], str] = {}  # (task, epoch) -> what all do who are through with the loop
+        self.left: dict[str, tuple[int, str]] = {}  # task -> epoch in which all left their loops, store that knows it
+        self.met: dict[str, int] = {}  # task -> newest epoch in which all met
         self.parts: dict[tuple[str, int, int], set[Rank]] = {}  # (task, epoch, iteration) -> whose part is saved
         # Who came to a change of layout, and with which iteration: (task, epoch, members) -> worker -> iteration.
         self.layouts: dict[tuple[str, int, tuple[Member, ...]], dict[str, int]] = {}

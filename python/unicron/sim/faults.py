@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 ACTIONS = (
     "Compute", "Tie", "Reduce", "Commit", "Confirm", "Step", "Gather", "Settle", "ExchangeInside", "RebuildInside",
     "ExchangeWorld", "RebuildCross", "FetchState", "EndIteration", "AwaitPlan", "AwaitOthers",
+    "Over",
 )  # fmt: skip
 
 WEIGHTS = {

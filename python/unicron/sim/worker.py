@@ -212,8 +212,10 @@ class SimWorker(WorkerReshaping):
                     self._say_healed(self.memory.iteration - 1)
                 self._gather(action, action.plan.ranks, ("over", 0))
                 self._later(OVER_MS_MAX, lambda: self._waited(action))
-            case do.Over():
-                self._finish()
+            case do.Over(healed=healed):
+                if healed:
+                    self._say_healed(self.memory.iteration - 1)
+                self._rest_of_script()
             case do.Ready():
                 self._advance(Stage.IDLE)
                 self._begin(action.iteration)

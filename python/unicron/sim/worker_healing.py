@@ -12,8 +12,9 @@ from unicron.healing.buddies import Copy
 from unicron.messages import CollectiveFailed
 from unicron.sim.groups import Group
 from unicron.sim.worker_training import WorkerTraining
-from unicron.types import EpochPlan, Rank, Stage
+from unicron.types import EpochPlan, PlanKind, Rank, Stage
 
+LOOK_MS = 1_000.0  # as in training/meeting.py
 CAN_REDUCE_EAGERLY = "all the same"  # nothing begins early here; checkers.py looks who would
 
 
@@ -30,6 +31,8 @@ class WorkerHealing(WorkerTraining):
             if isinstance(action, do.AwaitOthers):
                 self._all_seen(action, where)
             elif isinstance(action, (do.ExchangeInside, do.ExchangeWorld)):
+                if isinstance(action, do.ExchangeWorld):
+                    self.world.met[self.task] = max(plan.epoch, self.world.met.get(self.task, 0))
                 self.run(on.RecordsGathered([results[r] for r in ranks]))
             else:
                 self._build(action, results)
@@ -43,10 +46,36 @@ class WorkerHealing(WorkerTraining):
             return
         value: Any = self
         if kind.startswith("Exchange"):
+            assert self.machine is not None
+            if plan.kind in (PlanKind.START, PlanKind.RESTORE):
+                self.world.met[self.task] = plan.epoch
+            elif (self.machine.plan is None or self.machine.is_ending) and self._have_left(plan):
+                self._loop(0.1, lambda: self._others_left(token))
+                return
+            else:
+                self._later(LOOK_MS, lambda: self._look(plan, token))
             own, copies = self.machine.record, tuple(self.memory.copies)
             value = msgspec.structs.replace(own, copies=copies, eager=CAN_REDUCE_EAGERLY)
         store = self.world.store_at(plan.store)
         store.gather((self.task, plan.epoch, kind, where), self, value, ranks, token)
+
+    def _have_left(self, plan: EpochPlan) -> bool:
+        """As training/ending.py: all left their loops, and nobody met afterwards."""
+        epoch, store = self.world.left.get(self.task, (-1, ""))
+        is_known = store == plan.store and self.world.store_at(store).is_alive
+        return is_known and self.world.met.get(self.task, 0) <= epoch
+
+    def _look(self, plan: EpochPlan, token: object) -> None:
+        if token is self.token and self.in_store and not self.is_deadlocked:
+            if self._have_left(plan):
+                self._others_left(token)
+            else:
+                self._later(LOOK_MS, lambda: self._look(plan, token))
+
+    def _others_left(self, token: object) -> None:
+        if token is self.token:
+            self.world.count("alone")
+            self.run(on.OthersLeft())
 
     def _all_seen(self, action: do.AwaitOthers, where: tuple[str, int]) -> None:
         """As training/ending.py: all have come, then all say that they saw so."""

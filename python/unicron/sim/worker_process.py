@@ -194,7 +194,11 @@ class WorkerProcess:
 
     def _all_leave(self, action: do.AwaitOthers, proposal: str) -> bool:
         """As training/ending.py: the first proposal of an epoch, "leave" or "meet", counts for all its members."""
-        return self.world.ends.setdefault((self.task, action.plan.epoch), proposal) == "leave"
+        plan = action.plan
+        leaves = self.world.ends.setdefault((self.task, plan.epoch), proposal) == "leave"
+        if leaves:
+            self.world.left[self.task] = (plan.epoch, plan.store)
+        return leaves
 
     def broke(self, token: object, text: str) -> None:
         def go_on() -> None:

@@ -15,6 +15,8 @@ from unicron.sim.memory import NUM_SEGMENTS, Sum, add
 from unicron.sim.worker_process import WorkerProcess
 from unicron.types import Rank, Stage
 
+REST_SHARE, REST_MS_MAX = 0.2, 12_000.0  # of scripts that do something behind their loop
+
 
 class WorkerTraining(WorkerProcess):
     def _begin(self, iteration: int) -> None:
@@ -22,6 +24,15 @@ class WorkerTraining(WorkerProcess):
             self._loop(self.rng.uniform(0.0, 1.0), lambda: self.run(on.LoopEnded()))
             return
         self._loop(self.rng.uniform(0.1, 1.0), lambda: self.run(on.IterationBegun(iteration)))
+
+    def _rest_of_script(self) -> None:
+        """A last evaluation, an export: mostly nothing, at times longer than any healing may take."""
+        assert self.machine is not None
+        record = self.machine.record
+        is_whole = record.has_state and record.iteration >= self.world.options.of(self.task).iterations
+        self._advance(Stage.EVALUATE)
+        long_ms = self.rng.uniform(0.0, REST_MS_MAX) if self.rng.random() < REST_SHARE else 0.0
+        self._loop(self.rng.uniform(0.0, 1.0) + long_ms * is_whole, self._finish)
 
     def _finish(self) -> None:
         self._advance(Stage.DONE)

@@ -26,24 +26,23 @@ from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.buddies import common_version
 from unicron.healing.machine import HealingMachine
-from unicron.healing.record import CommitResult, decode_record, encode_record, hold_vote
+from unicron.healing.record import CommitResult, hold_vote
 from unicron.healing.resolve import position_of
 from unicron.messages import CollectiveFailed, StateLost, cut
-from unicron.runtime.store_client import StoreClient, StoreError
+from unicron.runtime.store_client import StoreError
 from unicron.training import account, compute, gpu, step
 from unicron.training.buddies import Buddies, CopyDiffers
 from unicron.training.eager import EagerReduction
 from unicron.training.eager_plan import EagerPlan
-from unicron.training.ending import all_leave
 from unicron.training.exact import REPEAT_BITS, REPEATS_MAX, ExactGradients
 from unicron.training.fault_points import FaultPoints, carry_out
 from unicron.training.gradients import CHUNK_BYTES, Gradients, ReduceHooks
 from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
 from unicron.training.link import WorkerLink, now_ms
+from unicron.training.meeting import Meeting
 from unicron.training.memory import StateMemory, even_optimizer_steps
 from unicron.training.randomness import Randomness
-from unicron.training.store import RendezvousStore
 from unicron.training.transfer import StateTransfer
 from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage, WaitKind
@@ -117,11 +116,9 @@ class Engine:
         self.dataset: compute.Dataset | None = None
         self.on_reduced: list[Callable[[int, list[torch.Tensor]], None]] = []
         self.last_iteration: float = math.inf  # after it nobody meets again
-        self._clients: dict[str, StoreClient] = {}
+        self.meeting = Meeting(link, self.machine)
         self._micro_batch = -1
         self._epoch_before = 0  # the one that stood when this iteration began
-        self._all_wait_at_end = False  # as they said when records were exchanged
-        self.others_in = -1  # the newest iteration in which a script was when records were exchanged
         self.refusal = ""  # why no operation with others may begin now
         groups.at_operation = self._enter_operation
         self._handlers: dict[type[do.Action], Callable[[Any], on.AnyEvent]] = {
@@ -148,12 +145,22 @@ class Engine:
             (action,) = self.machine.step(event)
             self.ledger.write(self.machine.record)
             self.gradients.repeat = self.machine.record.repeat
-            if isinstance(action, (do.Ready, do.EndIteration, do.Over)):
+            if isinstance(action, do.Over):
+                self._over(action)
+                return action
+            if isinstance(action, (do.Ready, do.EndIteration)):
                 self._pulse(Stage.IDLE)
                 return action
             if isinstance(action, do.Leave):
                 raise Left(action.reason)
             event = self._act(action)
+
+    def _over(self, action: do.Over) -> None:
+        """What the script does behind its loop (a last evaluation, an export) may take as long as an evaluation."""
+        if action.healed:
+            print(f"unicron: rank {self.rank} ends its script alone: {action.reason}", file=sys.stderr)
+            self._tell_healed_at_end()
+        self._pulse(Stage.EVALUATE)
 
     def _act(self, action: do.AnyAction) -> on.AnyEvent:
         with self.account.measure(type(action).__name__):
@@ -469,31 +476,9 @@ class Engine:
 
     # ------------------------------------------------------------------ healing
 
-    def _client(self, plan: EpochPlan) -> StoreClient:
-        if plan.store not in self._clients:
-            for client in self._clients.values():
-                client.close()
-            welcome = self.link.welcome
-            self._clients = {
-                plan.store: StoreClient(plan.store, plan.store_key, welcome.store_public, welcome.store_secret)
-            }
-        return self._clients[plan.store]
-
-    def _store(self, plan: EpochPlan) -> Callable[[str], dist.Store]:
-        client = self._client(plan)
-
-        def make(name: str) -> dist.Store:
-            return RendezvousStore(client, f"{plan.task}/{plan.epoch}/{name}/", lambda: self._is_over(plan))
-
-        return make
-
-    def _is_over(self, plan: EpochPlan) -> bool:
-        return self.link.monitor.newest_epoch() > plan.epoch
-
     def _exchange(self, plan: EpochPlan, where: str, ranks: tuple[Rank, ...]) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
         self.points.maybe(FaultPoint.HEAL, max(0, plan.epoch - self._epoch_before - 1))
-        client, prefix = self._client(plan), f"{plan.task}/{plan.epoch}/{where}/"
         loop = -1 if self.machine.loop_iteration is None else self.machine.loop_iteration
         loop += self.machine.is_ending  # its script is in none any more
         record = msgspec.structs.replace(self.machine.record, loop=loop, side_by_side=True, waits_at_end=True)
@@ -502,12 +487,7 @@ class Engine:
         if (ours := self.buddies) is not None:
             ours.abandon()
             record = msgspec.structs.replace(record, copies=ours.copies(), kept=ours.kept())
-        client.set(f"{prefix}{self.rank}", encode_record(record))
-        keys = [f"{prefix}{rank}" for rank in ranks]
-        records = client.multi_get(keys, AWAIT_PLAN_MS_MAX, cancelled=lambda: self._is_over(plan))
-        decoded = [decode_record(record) for record in records]
-        self.others_in = max(self.others_in, *(each.loop for each in decoded))
-        return on.RecordsGathered(decoded)
+        return self.meeting.exchange(plan, where, ranks, record)
 
     def why_alone(self, iteration: int) -> str:
         """Why the script, after this iteration, may do nothing with others before the next; nothing if it may.
@@ -517,9 +497,12 @@ class Engine:
         has work of the recovery left. And after a return to a checkpoint an heir's script is given iterations that
         the others do again inside of one train_step.
         """
+        if self.meeting.left_in is not None:
+            return "the others have left, and this rank ends alone"
         if self.machine.healing:
             return "a recovery is not over"
-        return f"other scripts are in iteration {self.others_in} already" if iteration < self.others_in else ""
+        others_in = self.meeting.others_in
+        return f"other scripts are in iteration {others_in} already" if iteration < others_in else ""
 
     def _exchange_inside(self, action: do.ExchangeInside) -> on.AnyEvent:
         replica = self.layout.replica_of(self.rank)
@@ -530,14 +513,12 @@ class Engine:
         if self.buddies is not None and isinstance(gathered, on.RecordsGathered):
             found = common_version(gathered.records)
             self.buddies.agreed(-1 if found is None else found[0])
-        if isinstance(gathered, on.RecordsGathered):
-            self._all_wait_at_end = all(each.waits_at_end for each in gathered.records)
         return gathered
 
     def _rebuild_inside(self, action: do.RebuildInside) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
         self.groups.at_making = lambda number: self.points.maybe(FaultPoint.REBUILD_INSIDE, number)
-        made = self.groups.rebuild_inside(action.plan, action.touched, self._store(action.plan))
+        made = self.groups.rebuild_inside(action.plan, action.touched, self.meeting.store(action.plan))
         if action.plan.kind is PlanKind.START:
             compute.share_tied_weight(self.model)
             self.stepper.optimizer.reload_model_params()  # main parameters were cloned before the copy had its values
@@ -550,7 +531,7 @@ class Engine:
         if self.eager is not None:
             self.eager.drop()
         self.groups.at_making = lambda number: self.points.maybe(FaultPoint.REBUILD_CROSS, number)
-        made = self.groups.rebuild_cross(action.plan, self._store(action.plan))
+        made = self.groups.rebuild_cross(action.plan, self.meeting.store(action.plan))
         self.account.groups_made(made)
         return on.Done()
 
@@ -667,15 +648,15 @@ class Engine:
         self.link.pulse.set_waiting(True)
         self.points.maybe(FaultPoint.OVER, BEFORE)
         if action.healed:
-            self.account.ended()
-            self.account.healed(self.machine.record.iteration - 1)
-            self.groups.release_retired()
-        if not self._all_wait_at_end:
-            return on.Done()
-        prefix = f"{plan.task}/{plan.epoch}/end/"
-        if all_leave(self._client(plan), prefix, self.rank, plan.ranks, lambda: self._is_over(plan), OVER_MS_MAX):
+            self._tell_healed_at_end()
+        if not self.meeting.all_wait_at_end or self.meeting.all_leave(plan, OVER_MS_MAX):
             return on.Done()
         return on.Broken(inside=False, text="the end: a newer plan stands")
+
+    def _tell_healed_at_end(self) -> None:
+        self.account.ended()
+        self.account.healed(self.machine.record.iteration - 1)
+        self.groups.release_retired()
 
     def leave(self) -> None:
         """The role is left, and this process lives on: nothing of the model's groups stays. Its arena stays."""
@@ -685,12 +666,10 @@ class Engine:
             self.eager.leave()
         self.groups.dissolve()
         os.close(self.memory.fd)
-        for client in self._clients.values():
-            client.close()
+        self.meeting.close()
 
     def close(self) -> None:
         if self.buddies is not None:
             self.buddies.abandon()
         self.groups.close()
-        for client in self._clients.values():
-            client.close()
+        self.meeting.close()

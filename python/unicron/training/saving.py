@@ -43,6 +43,13 @@ class Saving:
         self._save(self._saver, iteration, epoch)
         return True
 
+    def save_missing(self, iteration: int, epoch: int) -> None:
+        """The own part of a save that the others made in this epoch, in which this rank's predecessor was lost."""
+        if self._saver is None or not self.is_due(iteration):
+            return
+        if iteration + 1 not in map(checkpoint.iteration_of, checkpoint.complete(self._directory)):
+            self._save(self._saver, iteration, epoch)
+
     def save_last(self, iteration: int, epoch: int) -> None:
         """The task leaves its slots after this iteration: saved whether it is due or not, unless it just was."""
         if self._saver is None:

@@ -386,9 +386,11 @@ class Session:
             self._build_again(self.rank, self.layout)
         engine = self._require_engine()
         ready = engine.run(self._first)
-        assert isinstance(ready, do.Ready)
-        self._next = ready.iteration
+        self._next = ready.iteration if isinstance(ready, do.Ready) else engine.machine.record.iteration
         engine.last_iteration = count - 1
+        if isinstance(ready, do.Over):
+            self._end_alone(engine, count)
+            return
         while self._next < count:
             yield self._next
             if self._link.finished:
@@ -405,8 +407,27 @@ class Session:
             return
         self._is_seen_off = True
         self._run(engine, on.LoopEnded())
-        if engine.machine.record.iteration > 0:
+        if engine.meeting.left_in is not None:
+            self._end_alone(engine, self._next)
+        elif engine.machine.record.iteration > 0:
             self._checkpoints.save_again_if_due(engine.machine.record.iteration - 1, self._epoch())
+        engine.points.maybe(FaultPoint.REST)
+
+    def _end_alone(self, engine: Engine, count: int) -> None:
+        """All the others left their loops after `count` iterations. With the last one's state the rest of the script is
+        run, and its part of the last checkpoint written in their attempt; without there is nothing to run it with."""
+        self._is_seen_off = True
+        record, left_in = engine.machine.record, engine.meeting.left_in
+        assert left_in is not None
+        if record.has_state and record.iteration >= count:
+            self._checkpoints.save_missing(count - 1, left_in)
+            return
+        print(
+            f"unicron: rank {self.rank}: the others' loops were over before this role was lost, and its state was lost "
+            "with it: the rest of its script is left out", file=sys.stderr,
+        )  # fmt: skip
+        self._link.send(Finished(self._link.worker, self.rank))
+        _leave(0)
 
     def _run(self, engine: Engine, event: on.AnyEvent) -> do.AnyAction:
         try:
@@ -429,6 +450,8 @@ class Session:
         engine.forward_step = forward_step
         engine.dataset = data_module.addressed(dataset, self.layout.micro_batch, self.layout.num_micro_batches)
         end = self._run(engine, on.IterationBegun(iteration))
+        if isinstance(end, do.Over):  # this very iteration is committed, and nobody is left who knows its state
+            self._end_alone(engine, iteration + 1)
         assert isinstance(end, do.EndIteration)
         commit = end.commit
         # A commit of a recovery holds nobody: not everybody may have it from the same all-reduce.
