@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from machines import Coordinator, running
+from unicron.coordinator.lifecycle import ALL_FINISHED
 from unicron.coordinator.transitions import NodePhase, TaskPhase
 from unicron.healing import actions as do
 from unicron.healing import events as on
@@ -200,7 +201,7 @@ def test_who_is_lost_when_others_have_finished_has_an_heir() -> None:
     driver.healed(heir)
     assert driver.task.phase is TaskPhase.RUNNING
     driver.finished(heir)
-    assert driver.task.outcome == "done" and driver.task.cause == "every member finished its last iteration"
+    assert driver.task.outcome == "done" and driver.task.cause == ALL_FINISHED
 
 
 def test_heirs_behind_the_loop_are_tried_a_few_times() -> None:

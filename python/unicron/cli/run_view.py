@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
+from unicron.coordinator.lifecycle import ALL_EXITED, ALL_FINISHED
 from unicron.runtime.runner import Result, Watch
 
 LINES_PER_LOOK_MAX = 2000
@@ -94,5 +95,5 @@ class RunView:
             f"{result.task} {result.outcome} after {result.seconds:.1f} s"
             f"{f'; incidents: {told}' if told else ''}; logs in {self._log_dir}"
         )
-        if result.outcome != "done":
+        if result.cause not in (ALL_FINISHED, ALL_EXITED):
             self.say(f"cause: {result.cause}")

@@ -8,6 +8,8 @@ from unicron.coordinator.step import Step
 from unicron.messages import FinishUnderstudies, StopTask
 from unicron.types import Outcome
 
+#: How a task ends of which nothing more is to be said.
+ALL_FINISHED, ALL_EXITED = "every member finished its last iteration", "every worker ended with exit code 0"
 TASK_TIMERS = ("diagnose", "ready", "join", "joiner", "heal", "understudy", "leave", "layout", "move", "finish")
 
 

@@ -16,7 +16,7 @@ from unicron.coordinator.diagnosis import all_wait, deaf_to_plan, is_at_own_work
 from unicron.coordinator.fitness import PENDING
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.journal import RolesPlaced
-from unicron.coordinator.lifecycle import finish_task, stop_task
+from unicron.coordinator.lifecycle import ALL_FINISHED, finish_task, stop_task
 from unicron.coordinator.narrowing import (
     gone_with_their_node,
     hosts_of,
@@ -94,7 +94,7 @@ def _is_through(step: Step, task: TaskState, plan: EpochPlan) -> bool:
 def _end_of(task: TaskState) -> str:
     missed = sorted(task.missed | (set(task.lost) - task.finished))
     if not missed:
-        return "every member finished its last iteration"
+        return ALL_FINISHED
     return f"every iteration is over; what the scripts of ranks {missed} do behind their loops was lost with them"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unicron.coordinator.accounting import settle_health
 from unicron.coordinator.accounts import close_healing, settle_leaving
 from unicron.coordinator.growth import settle_width
-from unicron.coordinator.lifecycle import finish_task, settle_exits, stop_task
+from unicron.coordinator.lifecycle import ALL_EXITED, finish_task, settle_exits, stop_task
 from unicron.coordinator.moves import settle_move
 from unicron.coordinator.nodes import judge
 from unicron.coordinator.recovery import settle_recovery
@@ -75,7 +75,7 @@ def _settle(step: Step, task: TaskState) -> None:
     elif task.phase in (TaskPhase.WAITING, TaskPhase.SUSPENDED):
         settle_waiting(step, task)
     elif _all_finished(task):
-        finish_task(step, task, "every worker ended with exit code 0")
+        finish_task(step, task, ALL_EXITED)
     elif task.phase is TaskPhase.STARTING:
         settle_starting(step, task)
     elif not task.job.managed:
