@@ -18,12 +18,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from unicron.diagnosis.behind import SHARE_MAX, laggards
+from unicron.diagnosis.behind import SHARE_MAX, is_pending, laggards, runaway
 from unicron.diagnosis.collectives import LISTED, TOLD_PROGRESS, odd_one
-from unicron.diagnosis.naming import as_number, short
+from unicron.diagnosis.naming import Keys, as_number, short
 from unicron.diagnosis.reader import RankText, Reader
 from unicron.diagnosis.rules import RULES
-from unicron.diagnosis.suspects import is_source, tells_of_others, the_suspects, weighed
+from unicron.diagnosis.suspects import is_rest, is_source, tells_of_others, the_suspects, weighed
 from unicron.diagnosis.words import Category, Diagnosis, Finding, Scope, Strength
 from unicron.types import Severity
 
@@ -35,6 +35,11 @@ _MANY = re.compile(  # keys of several ranks
     r"(?i)(?:all )?(?:the )?(?:others?|rest)\b.*|(?:ranks? ?)?\d+(?:\s?-\s?|, ?)\d.*"
 )
 _SHARED_SCOPES = (Scope.JOB, Scope.STORAGE)
+_LOST = (Category.CONN_REFUSED_RESET, Category.LOST_CONNECTION)  # the other end went away
+_HOSTED = ("store.host-lost", "store.leader-lost")  # lost what lives in rank 0
+# What a rank says after it was told to end.
+_LATER = ("watchdog.waiting", "watchdog.aborted", "process.terminated", "process.forced-end", "process.cancelled")
+_ELSEWHERE = ("store.gloo", "watchdog.stack")  # waits in a collective of another backend, or is seen in one
 NOTHING = Diagnosis(Severity.INFO, Scope.PROCESS, Category.NONE, "no rule knows anything in this text")
 
 
@@ -86,6 +91,7 @@ def _rank_of_finding(finding: Finding) -> tuple[int, int, int, str, str]:
 
 def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis:
     strongest = _of_somebody(strongest)
+    strongest = [finding for finding in strongest if not is_rest(finding.rank)] or strongest
     roots = sorted({finding.rank for finding in strongest}, key=as_number)
     best = strongest[0] if len(roots) == 1 else _commonest(strongest)
     if all(map(is_source, roots)):
@@ -96,7 +102,7 @@ def _named(findings: list[Finding], strongest: list[Finding], ranks: Mapping[str
         is_first = any(finding.is_first for finding in strongest)
         is_known = best.strength >= (Strength.DEATH if is_first else Strength.LINK) or best.is_told
         is_known |= len(ranks.keys() - {""}) > 1
-        root = roots[0] or _only_death(findings)
+        root = None if is_rest(roots[0]) else roots[0] or _only_death(findings)
         return _diagnosis(best, (is_known and root) or None, findings, best.reason)
     if best.scope in _SHARED_SCOPES and _is_shared(best, strongest, roots):
         return _diagnosis(best, None, findings, f"{best.reason} (the same on {len(roots)} ranks: no rank is to blame)")
@@ -144,7 +150,7 @@ def _victim(findings: list[Finding], ranks: Mapping[str, RankText]) -> str | Non
     died = {f.rank for f in findings if f.strength >= Strength.ABORT and not is_source(f.rank)}
     if died:
         return died.pop() or None if len(died) == 1 else None
-    lost = _behind(findings, ranks)
+    lost = _behind(findings, ranks, is_one_lost=True)
     return lost.root_rank if lost is not None else None
 
 
@@ -178,13 +184,21 @@ def _mismatched(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagn
     return _diagnosis(base, odd.root, findings, reason)
 
 
-def _behind(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis | None:
-    """Who all wait for, when there are several ranks and only echoes, witnesses or nothing."""
+def _behind(findings: list[Finding], ranks: Mapping[str, RankText], *, is_one_lost: bool = False) -> Diagnosis | None:
+    """Who all wait for, when there are several ranks and only echoes, witnesses or nothing.
+
+    Args:
+        is_one_lost: somebody else tells that one of them was ended.
+    """
     members = {rank for rank in ranks if rank and not tells_of_others(rank)}
     if len(members) < 2:
         return None
-    waiting = {f.rank for f in findings if f.strength in (Strength.ECHO, Strength.WITNESS)} & members
-    recorded = {rank for rank in members if ranks[rank].progress.keys() - {TOLD_PROGRESS}}
+    told = _told(findings, ranks) & members
+    waiting = {f.rank for f in findings if f.strength in (Strength.ECHO, Strength.WITNESS)} & members - told
+    alone = runaway({rank: ranks[rank] for rank in members}, told)
+    if alone is not None:
+        return _gone_on(alone, findings)
+    recorded = {rank for rank in members if _is_recorded(ranks[rank])}
     idle = (recorded | {f.rank for f in findings if f.rule == "watchdog.idle"} & members) - waiting
     if idle and waiting and len(idle) <= SHARE_MAX * len(members):
         reason = "all others have a collective pending and this rank has none"
@@ -197,7 +211,49 @@ def _behind(findings: list[Finding], ranks: Mapping[str, RankText]) -> Diagnosis
     named = {end for f, end in ends if end in members - waiting and (f.strength >= Strength.ECHO or waiting)}
     if len(named) == 1:
         return _hang(named.pop(), Scope.PROCESS, findings, "the others name it as the one they wait for")
-    return _silent(findings, ranks, members, waiting) or _common_end(findings, ends)
+    quiet = _wordless(findings, ranks, members - waiting - told, waiting | told, is_one_lost=is_one_lost)
+    return quiet or _silent(findings, ranks, members, waiting) or _common_end(findings, ends)
+
+
+def _told(findings: list[Finding], ranks: Mapping[str, RankText]) -> set[str]:
+    """Who only heard of another one's timeout, and is not known to have begun what has not ended."""
+    told = {finding.rank for finding in findings if finding.rule == "watchdog.told"}
+    others = {f.rank for f in findings if f.strength is Strength.ECHO and f.rule not in ("watchdog.told", *_LATER)}
+    return {rank for rank in told - others if not any(map(is_pending, ranks[rank].progress.values()))}
+
+
+def _is_recorded(entry: RankText) -> bool:
+    """Does it say how far it is, with nothing that has not ended?"""
+    said = [progress for group, progress in entry.progress.items() if group != TOLD_PROGRESS]
+    return bool(said) and not any(map(is_pending, said))
+
+
+def _gone_on(alone: str, findings: list[Finding]) -> Diagnosis:
+    reason = "it alone began collectives, and the others, which stand together, did not follow"
+    if any(finding.rule in _ELSEWHERE and finding.rank != alone for finding in findings):
+        reason += ": they wait in another one, so ranks called different collectives: code or data"
+        base = Finding("root.alone", Severity.FATAL, Scope.JOB, Category.OTHER_SOFTWARE, Strength.CAUSE, reason)
+        return _diagnosis(base, alone, findings, reason)
+    return _hang(alone, Scope.PROCESS, findings, reason)
+
+
+def _wordless(
+    findings: list[Finding], ranks: Mapping[str, RankText], silent: set[str], others: set[str], *, is_one_lost: bool
+) -> Diagnosis | None:
+    """The one rank whose text is empty, when all others lost a connection; the store's host before any other one."""
+    empty = {rank for rank in silent if ranks[rank].num_lines == 0}
+    lost = [f for f in findings if f.rank in others and f.strength is Strength.ECHO and f.category in _LOST]
+    host = Keys(ranks.keys()).find("0")
+    if host in empty and any(finding.rule in _HOSTED for finding in lost):
+        return _hang(host, Scope.PROCESS, findings, "the others lost what lives in this rank, which says nothing")
+    if len(empty) != 1 or silent != empty or not others:
+        return None
+    is_pair = bool(lost) and (is_one_lost or _num_members(ranks) == len(others) + 1)
+    if len(others) > 1 or is_pair or any(map(is_rest, others)):
+        return _hang(
+            empty.pop(), Scope.PROCESS, findings, "all others lost somebody or wait, and this rank says nothing"
+        )
+    return None
 
 
 def _ends(findings: list[Finding], ranks: Mapping[str, RankText]) -> list[tuple[Finding, str]]:

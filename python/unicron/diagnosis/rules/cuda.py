@@ -161,6 +161,7 @@ RULES = (
     ),
     Rule(
         "cuda.launch-failure", r"(?i)unspecified launch failure|cudaErrorLaunchFailure|CUDA_ERROR_LAUNCH_FAILED|"
+        r"CUDA_ERROR_(?:ILLEGAL_INSTRUCTION|LAUNCH_TIMEOUT|HARDWARE_STACK_ERROR|INVALID_PC)\b|"
         r"misaligned address|cudaErrorMisalignedAddress|illegal instruction was encountered|hardware stack error|"
         r"cudaErrorIllegalInstruction|cudaErrorHardwareStackError|launch timed out and was terminated|"
         r"cudaErrorLaunchTimeout|CUDA_ERROR_MISALIGNED_ADDRESS|"

@@ -59,13 +59,30 @@ WATCHDOG_RULES = (
         "EI0006: [PID: 77] Getting socket times out. Reason: Remote Rank did not send the data in time.",
     ),
     Rule(
+        "watchdog.told",
+        r"(?i)observed flight recorder dump signal from another rank|"
+        r"received a (?:dump|timeout) signal due to .{0,60}from\s{1,2}rank \d|"
+        r"received a global (?:timeout|\w+ signal) from another rank|found key in store",
+        Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
+        "this rank was told that another one timed out, and had not timed out itself", WATCHDOG,
+        "[Rank 2] Observed flight recorder dump signal from another rank via TCPStore.",
+    ),
+    Rule(
+        "watchdog.own",
+        r"(?i)received a (?:dump|timeout) signal (?:due to .{0,60})?from this local rank",
+        Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
+        "a collective of this rank timed out: some rank is late in it", WATCHDOG,
+        "[Rank 2] Received a dump signal due to a collective timeout from this local rank and we will try our best "
+        "to dump the debug info.",
+    ),
+    Rule(
         "watchdog.waiting",
-        r"found key in store|received (?:a )?dump signal|To avoid data inconsistency|dumping debug info|"
+        r"received (?:a )?dump signal|To avoid data inconsistency|dumping debug info|"
         r"signal dumping|"
         r"FlightRecorder (?:dump|detected)|Timeout waiting for.{0,40}barrier|monitoredBarrier",
         Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
-        "this rank was told that another one timed out", WATCHDOG,
-        "[Rank 2] found key in store: pg_default:dead, from rank: 0, going to dump debug info",
+        "this rank ends because a collective timed out somewhere", WATCHDOG,
+        "[Rank 2] To avoid data inconsistency, we are taking down the entire process.",
     ),
     Rule(
         "watchdog.stack",
@@ -249,6 +266,7 @@ USE_RULES = (
         "nccl.mismatch",
         r"(?i)mismatched collective|message truncated|collective mismatch|Detected mismatch between collectives|"
         r"collectives? (?:fingerprint|differ)|mismatched? NCCL version|NCCL version mismatch|Mismatched n?rank\b|"
+        r"op\.preamble\.length <= op\.nbytes|"
         r"NCCL library is (?:too old|not backwards)|compiled with too old version of NCCL|"
         r"all ranks must have identical|expects same model across all ranks|"
         r"appears not to match (?:sizes|strides) of the same param|collectives? (?:desync|out of (?:sync|order))",

@@ -13,7 +13,8 @@ from unicron.types import Severity
 ELASTIC = "torch/distributed/elastic/multiprocessing"
 # How launchers introduce the status of a process that ended: exitcode  : -9, exits with return code = 1.
 CODE = (
-    r"(?:(?:exit|return)[ _]?(?:code|status)|\bstatus(?==-)|exit rank=\d+ code|"
+    r"(?:(?:exit|return)[ _]?(?:code|status)|\bstatus(?==-)|exit rank=\d+ code|\b(?:exit|returncode)(?==)|"
+    r"\bexit(?:ed)?(?=:? \(?(?:-\d|13[2-9])\b)|\bexited with(?= -?\d)|"
     r"(?:terminated|exit(?:s|ed)?|died|failed) with (?:code|status))\s*[:=]?\s*\(?"
 )
 SLURM = "Slurm src/slurmd/slurmstepd, src/srun"
@@ -27,6 +28,7 @@ SCHEDULER_RULES = (
         r"NodeNotReady|NodeLost|node(?:\.kubernetes\.io)?/(?:unreachable|not-ready)|node .{0,60}(?:unreachable|"
         r"NotReady)|"
         r"lost (?:connection to|contact with) (?:node|agent|host)|Communication connection failure|"
+        r"Remote daemon\s*:.{0,40} on node \S|"
         r"agent .{0,40}(?:lost|dead|heartbeat (?:timeout|lost|missed))|unexpectedly rebooted|"
         r"Instance .{0,40}terminated",
         Severity.SEV1, Scope.NODE, Category.LOST_CONNECTION, Strength.HARDWARE,
@@ -52,7 +54,7 @@ SCHEDULER_RULES = (
     ),
     Rule(
         "process.time-limit",
-        r"(?i)DUE TO TIME LIMIT|DUE TO PREEMPTION|TIMEOUT \*\*\*|PREEMPTED|DeadlineExceeded|Preempting|"
+        r"(?i)DUE TO TIME LIMIT|DUE TO PREEMPTION|TIMEOUT \*\*\*|PREEMPTED(?!\s?/|,? or )|DeadlineExceeded|Preempting|"
         r"spot (?:instance )?interruption|time limit (?:reached|exceeded)|SIGUSR[12].{0,60}(?:time|preempt|"
         r"checkpoint)|"
         r"DUE to SIGNAL (?:User defined|Terminated)",
@@ -119,6 +121,61 @@ SCHEDULER_RULES = (
 
 END_RULES = (
     Rule(
+        "process.forced-end",
+        r"forcefully exiting via|(?i:bypassing sigterm)|escalating to SIGKILL|did not (?:exit|stop|terminate) "
+        r".{0,60}(?:sending|send|using) SIGKILL",
+        Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.ECHO,
+        "the launcher told it to end, and waited in vain", f"{ELASTIC}/api.py",
+        "Unable to shutdown process 417 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
+        is_final=True,
+    ),
+    Rule(
+        "process.ray-memory",
+        r"ray\.exceptions\.OutOfMemoryError|due to the node running low on memory|NODE_OUT_OF_MEMORY|"
+        r"killed due to memory pressure",
+        Severity.SEV2, Scope.NODE, Category.EXITED_ABNORMALLY, Strength.CAUSE,
+        "the node's memory ran low, and Ray's monitor killed a worker",
+        "Ray memory_monitor.cc, worker_killing_policy.cc",
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+        is_final=True,
+    ),
+    Rule(
+        "process.ray-worker",
+        r"Worker exit type: (?:SYSTEM_ERROR|USER_ERROR)|\bworker died or was killed while executing|"
+        r"(?i:(?:actor|task|worker)\b.{0,40}\b(?:is dead|died|failed) because (?:its|the) worker process has died)|"
+        r"[Aa]ctor died unexpectedly before|Worker unexpectedly exits with a connection error",
+        Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.DEATH,
+        "a worker's process died; the reasons that Ray lists behind it are what may have been",
+        "Ray core_worker, gcs_actor_manager.cc",
+        "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2.",
+        is_final=True,
+    ),
+    Rule(
+        "process.pod-deleted",
+        r"(?i)\bpod\b.{0,80}\bforce[- ]?(?:fully )?deleted|\bforce[- ]deleted pod\b|Marking for deletion Pod",
+        Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.DEATH,
+        "somebody deleted the pod without letting it end", "kubectl delete --force; Kubernetes taint manager",
+        'pod "trainer-1" force deleted',
+    ),
+    Rule(
+        "process.interpreter",
+        r"Fatal Python error: (?!Aborted|Segmentation fault|Bus error|Illegal instruction|Floating|Killed|.{0,200}"
+        r"at interpreter shutdown)",
+        Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.CAUSE,
+        "the interpreter found its own state broken and ended the process",
+        "CPython Python/pylifecycle.c, Py_FatalError",
+        "Fatal Python error: none_dealloc: deallocating None",
+    ),
+    Rule(
+        "process.mpi",
+        r"\*\*\* An error occurred in MPI_|MPI_ERRORS_ARE_FATAL|[Ff]atal error in (?:internal_|P)?P?MPI_\w+: (?!.{0,80}"
+        r"(?:process failed|Connection|closed))|PMI2?_Abort\((?!0)",
+        Severity.SEV2, Scope.PROCESS, Category.OTHER_SOFTWARE, Strength.EXCEPTION,
+        "a call of MPI failed, and the library ends the job for it",
+        "Open MPI errhandler_predefined.c, MPICH errutil.c",
+        "[n1:9] *** An error occurred in MPI_Send",
+    ),
+    Rule(
         "process.terminated",
         r"(?i)SIGTERM|Received 15 death signal|death signal|got signal: ?(?:15|2|1)\b|signal 15\b|SIGINT|SIGHUP|"
         rf"{CODE}(?:-15|-2|-1\b|143|130)\b|KeyboardInterrupt|SignalException|"
@@ -149,7 +206,7 @@ END_RULES = (
     ),
     Rule(
         "process.segfault",
-        rf"(?i)SIGSEGV|WTERMSIG 11\b|segmentation fault|signal 11\b|{CODE}(?:-11|139)\b|"
+        rf"(?i)SIGSEGV|\bExitCode[= ]\d+:11\b|WTERMSIG 11\b|segmentation fault|signal 11\b|{CODE}(?:-11|139)\b|"
         r"segfault at|SIGILL|SIGFPE|"
         rf"{CODE}(?:-4|-8|132|136)\b|illegal instruction \(core|signal (?:4|8)\b|Access violation|"
         r"stack smashing|double free|corrupted size|free\(\): invalid|malloc\(\):|munmap_chunk|heap corruption",
@@ -166,7 +223,7 @@ END_RULES = (
     ),
     Rule(
         "process.killed",
-        rf"(?i)SIGKILL|WTERMSIG 9\b|signal[: ]+9\b|{CODE}(?:-9|137)\b|"
+        rf"(?i)SIGKILL|\bExitCode[= ]\d+:9\b|WTERMSIG 9\b|signal[: ]+9\b|{CODE}(?:-9|137)\b|"
         r"task \d+: Killed|(?:^|: |"
         r"\s)Killed$|"
         r"(?:was|is|been) killed by (?:signal|sigkill)|status=9/KILL|Killed by signal(?!\W{1,3}(?:15|2|1)\b)",
@@ -176,7 +233,7 @@ END_RULES = (
     ),
     Rule(
         "process.aborted",
-        rf"(?i)SIGABRT|signal[: ]+6\b|{CODE}(?:-6|134)\b|Fatal Python error: Aborted|: Aborted\b|"
+        rf"(?i)SIGABRT|\bExitCode[= ]\d+:6\b|signal[: ]+6\b|{CODE}(?:-6|134)\b|Fatal Python error: Aborted|: Aborted\b|"
         r"terminate called (?:after|without)|Aborted \(core dumped\)|\bcore dumped\b|std::terminate|abort\(\) called",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.ABORT,
         "the process gave up by itself: the line before says why", "signal(7)",

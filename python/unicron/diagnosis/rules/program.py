@@ -184,6 +184,18 @@ EXCEPTION_RULES = (
         "[rank2]: KeyError: 'labels'",
     ),
     Rule(
+        "program.of-another",
+        r"HorovodInternalError|Horovod has been shut ?down|\bAsyncEngineDeadError|\bEngineDeadError|"
+        r"Engine core (?:initialization failed|proc\w* died)|WorkerProc initialization failed|See (?:root cause|stack "
+        r"trace) (?:above|\(above\)|for (?:the )?root cause)|(?:Received|received) (?:sigquit|SIGQUIT) from a child|"
+        r"errors_impl\.(?:Unavailable|Aborted|Cancelled)Error|Collective ops is aborted by|"
+        r"XlaRuntimeError: (?:UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED)|UCX +ERROR .{0,80}(?:Endpoint timeout|"
+        r"remote peer|unhandled timeout)",
+        Severity.SEV3, Scope.PROCESS, Category.LOST_CONNECTION, Strength.ECHO,
+        "what a framework raises because another process failed", "Horovod, vLLM, SGLang, TensorFlow, XLA, UCX",
+        "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down.",
+    ),
+    Rule(
         "program.complaint",
         r"(?:Error|Exception)\b: .*(?i:expected|\bmust\b|\bshould\b|cannot|can't|only support|not supported|"
         r"unsupported|"

@@ -71,7 +71,7 @@ RULES = (
         "storage.mount-gone",
         r"(?i)transport endpoint|(?-i:\bENOTCONN\b)|Errno 10[78]\b|host is down|Errno 112\b|no such device|"
         r"Errno 19\b|"
-        r"cannot send after|Errno 6\b|fuse.{0,60}(?:error|disconnected)",
+        r"cannot send after|Errno 6\b|\bfuse\b.{0,60}(?:error|disconnected)",
         Severity.SEV2, Scope.STORAGE, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "a mounted file system went away", f"{ERRNO}, Lustre, FUSE",
         "OSError: [Errno 107] Transport endpoint is not connected",

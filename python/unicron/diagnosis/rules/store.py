@@ -50,7 +50,8 @@ RULES = (
     ),
     Rule(
         "store.port-taken",
-        r"(?i)address already in use|EADDRINUSE|failed to (?:bind|listen)",
+        r"(?i)address already in use|EADDRINUSE|failed to (?:bind|listen)|No address added out of total|"
+        r"Failed to add port to server",
         Severity.SEV2, Scope.PROCESS, Category.OTHER_SOFTWARE, Strength.CAUSE,
         "the port is taken, often by a process of the last start that has not ended yet", C10D,
         "The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
@@ -104,8 +105,35 @@ RULES = (
         "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
     ),
     Rule(
+        "store.leader-lost",
+        r"Failed to send RPC to coordination service|coordination_service_agent.{0,200}UNAVAILABLE|"
+        r"Additional GRPC error information from remote target (?:unknown_target_for_)?coordination",
+        Severity.SEV3, Scope.PROCESS, Category.CONN_REFUSED_RESET, Strength.ECHO,
+        "the coordination service, which lives in process 0, does not answer; what may have happened to it is a list",
+        "XLA coordination_service_agent.cc, coordination_service_error_util.cc",
+        "UNAVAILABLE: Failed to send RPC to coordination service. Either the leader task was preempted/died/restarted",
+        is_final=True,
+    ),
+    Rule(
+        "store.coordinated-end",
+        r"Polled an error from coordination service|(?:JAX )?distributed service detected fatal errors",
+        Severity.SEV3, Scope.PROCESS, Category.LOST_CONNECTION, Strength.ECHO,
+        "this process ends because the coordination service told it of an error, mostly of another task",
+        "XLA coordination_service_agent.cc, distributed/client.h",
+        "Terminating process because the JAX distributed service detected fatal errors.",
+    ),
+    Rule(
+        "store.host-lost",
+        r"(?:recvValue\w*|sendBytes|recvBytes|recvVector|sendValue)\W.{0,40}on SocketImpl\(|"
+        r"(?i:connection to the C10d store has failed)",
+        Severity.SEV3, Scope.PROCESS, Category.CONN_REFUSED_RESET, Strength.ECHO,
+        "the store does not answer any more: it lives in rank 0, or in the agent of its node",
+        STORE, "sendBytes failed on SocketImpl(fd=71, addr=[localhost]:46108, remote=[localhost]:35019): Broken pipe",
+        is_final=True,
+    ),
+    Rule(
         "store.connection-lost",
-        r"(?i)RendezvousConnectionError|connection to the C10d store has failed|"
+        r"(?i)RendezvousConnectionError|"
         r"(?:recvValue|sendBytes|recvBytes|recvVector|sendValue|TCPStore).{0,80}(?:fail|broken|closed|error|lost)|"
         r"failed to recv, got 0 bytes|connection was likely closed|store (?:server|daemon) .{0,40}(?:shut|"
         r"exited|gone)|"
@@ -123,7 +151,8 @@ RULES = (
         "store.gloo",
         r"(?i)gloo(?!.{0,40}connected to \d+ peer ranks).{0,200}(?:timed out|timeout|connect|failed|error|"
         r"ReadError|WriteError|IoException)|"
-        r"Timed out waiting \d+ ?ms for (?:recv|send)",
+        r"Timed out waiting \d+ ?ms for (?:recv|send)|"
+        r"\[[^\]]{0,80}gloo/transport/\w+/\w+\.cc:\d+\]\s*$",
         Severity.SEV3, Scope.PROCESS, Category.OTHER_NETWORK, Strength.ECHO,
         "gloo waited for a peer in vain", GLOO,
         "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv "
