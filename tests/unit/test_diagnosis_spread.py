@@ -146,6 +146,22 @@ SPREAD: dict[str, Case] = {
     "TensorFlow's others": lambda n, root: spread(
         n, root, BROKEN, lambda rank: "errors_impl.UnavailableError: Collective ops is aborted by: failed to connect"
     ),
+    "lost, and killed afterwards": lambda n, root: spread(
+        n, root, GOOD, lambda rank: text(CLOSED, "Killed") if rank % 2 else CLOSED
+    ),
+    "told to end, and crashed": lambda n, root: spread(
+        n, root, "exited with 3", lambda rank: text("Received SIGTERM: 15", "Segmentation fault (core dumped)")
+    ),
+    "it called MPI_Abort": lambda n, root: {"mpiexec": f"application called MPI_Abort(MPI_COMM_X, 1) - process {root}"}
+    | spread(n, root, "", lambda rank: GOOD),
+    "its machine was taken back": lambda n, root: spread(n, root, "The instance was preempted", lambda rank: REMOTE),
+    "a shell tells of its end": lambda n, root: spread(
+        n, root, "run.sh: line 9: 31337 Killed                  python train.py", lambda rank: GOOD
+    ),
+    "a communicator's number that it did not set": lambda n, root: spread(
+        n, root, GOOD, lambda rank: f"DistBackendError: [{rank}] is setting up NCCL communicator and retrieving "
+        f"ncclUniqueId from [{root}] via c10d key-value store by key '0', but store->get('0') got error: x",
+    ),
     "a port that gRPC could not take": lambda n, root: spread(
         n, root, "No address added out of total 2 resolved for '[::]:9999'", lambda rank: GOOD
     ),
@@ -215,6 +231,14 @@ NOBODY: dict[str, Texts] = {
     "a node has no rank": {"node": "Out of memory: Killed process 7 (python)", "0": own(0), "1": own(1)},
     "an interpreter that is ending anyway": {
         "0": "Fatal Python error: _enter_buffered_busy: could not acquire lock at interpreter shutdown", "1": CLOSED
+    },
+    "who tells of a lost node is not on it": {
+        **dict.fromkeys("01", "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01 DUE TO NODE FAILURE ***"),
+        "2": "[2] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store",
+    },
+    "the step was cancelled, and all were killed": {
+        "0": text("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01 ***", srun("0-3", "Killed")),
+        "1": srun("0-3", "Killed"),
     },
     "refused is no file system": {"0": "sleeping", "1": "socketPollConnect: Connection refused, exceeded error count"},
     "sizes that differ": {"0": "[enforce fail at pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4", "1": CLOSED},

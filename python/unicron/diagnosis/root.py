@@ -23,7 +23,8 @@ from unicron.diagnosis.collectives import LISTED, TOLD_PROGRESS, odd_one
 from unicron.diagnosis.naming import Keys, as_number, short
 from unicron.diagnosis.reader import RankText, Reader
 from unicron.diagnosis.rules import RULES
-from unicron.diagnosis.suspects import is_rest, is_source, tells_of_others, the_suspects, weighed
+from unicron.diagnosis.suspects import the_suspects
+from unicron.diagnosis.weighing import is_rest, is_source, tells_of_others, weighed
 from unicron.diagnosis.words import Category, Diagnosis, Finding, Scope, Strength
 from unicron.types import Severity
 
@@ -151,7 +152,8 @@ def _victim(findings: list[Finding], ranks: Mapping[str, RankText]) -> str | Non
     if died:
         return died.pop() or None if len(died) == 1 else None
     lost = _behind(findings, ranks, is_one_lost=True)
-    return lost.root_rank if lost is not None else None
+    alive = {finding.said_by for finding in findings if is_source(finding.rank)}  # they tell of another one
+    return lost.root_rank if lost is not None and lost.root_rank not in alive else None
 
 
 def _is_shared(best: Finding, strongest: list[Finding], roots: list[str]) -> bool:

@@ -69,7 +69,8 @@ WATCHDOG_RULES = (
     ),
     Rule(
         "watchdog.own",
-        r"(?i)received a (?:dump|timeout) signal (?:due to .{0,60})?from this local rank",
+        r"(?i)received a (?:dump|timeout) signal (?:due to .{0,60})?from this local rank|"
+        r"First PG on this rank to signal dumping",
         Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
         "a collective of this rank timed out: some rank is late in it", WATCHDOG,
         "[Rank 2] Received a dump signal due to a collective timeout from this local rank and we will try our best "

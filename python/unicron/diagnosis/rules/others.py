@@ -165,9 +165,10 @@ OTHER_RULES = (
     Rule(
         "process.first-to-fail",
         r"Process name: \[\[\d+,\d+\],(?P<rank>\d{1,7})\]|MPI_ABORT was invoked on rank (?P<rank_b>\d{1,7})\b|"
+        r"application called MPI_Abort\(.{1,60}\) - process (?P<rank_d>\d{1,7})\b|"
         r"\bVllmWorker(?:Process)?-(?P<rank_c>\d{1,5}) died\b",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.DEATH,
-        "the launcher says whose process failed", "Open MPI, vLLM multiproc_executor.py",
+        "the launcher says whose process failed", "Open MPI, MPICH, vLLM multiproc_executor.py",
         "  Process name: [[12167,1],1]",
     ),
     Rule(

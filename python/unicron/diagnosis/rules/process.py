@@ -55,13 +55,22 @@ SCHEDULER_RULES = (
     Rule(
         "process.time-limit",
         r"(?i)DUE TO TIME LIMIT|DUE TO PREEMPTION|TIMEOUT \*\*\*|PREEMPTED(?!\s?/|,? or )|DeadlineExceeded|Preempting|"
-        r"spot (?:instance )?interruption|time limit (?:reached|exceeded)|SIGUSR[12].{0,60}(?:time|preempt|"
+        r"time limit (?:reached|exceeded)|SIGUSR[12].{0,60}(?:time|preempt|"
         r"checkpoint)|"
         r"DUE to SIGNAL (?:User defined|Terminated)",
         Severity.SEV2, Scope.JOB, Category.NONE, Strength.CAUSE,
         "the scheduler took the allocation back: start again when there is one", SLURM,
         "slurmstepd: error: *** STEP 9.0 ON node-1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***",
         is_mutual=True,
+    ),
+    Rule(
+        "process.node-taken",
+        r"(?i)spot (?:instance )?interruption|\b(?:node|instance|vm|host|machine|pod|slice)\b.{0,30}"
+        r"\b(?:was|been|got|is being) preempted(?!\s?/|,? or )",
+        Severity.SEV2, Scope.NODE, Category.NONE, Strength.CAUSE,
+        "this machine was taken back: start again with another one", "EC2 spot notices, GCE preemption",
+        "the VM was preempted by the provider",
+        is_final=True,
     ),
     Rule(
         "process.evicted",
@@ -79,10 +88,10 @@ SCHEDULER_RULES = (
     ),
     Rule(
         "process.out-of-memory",
-        r"(?i)oom.?kill|task \d+: Out Of Memory|Exceeded (?:job|step) memory limit|OUT_OF_MEMORY|"
-        r"OUT_OF_ME\+|"
+        r"(?i)^(?!.*(?:common|potential|possible|likely) (?:root )?(?:cause|reason)).*(?:oom.?kill|"
+        r"task \d+: Out Of Memory|Exceeded (?:job|step) memory limit|OUT_OF_MEMORY|OUT_OF_ME\+|"
         r"oom_kill event|OOMKilled|killed.{0,40}out of memory|memory cgroup out of memory|out of memory: killed|"
-        r"exceeded memory limit|(?:killed|terminated) by the (?:linux )?oom|some of the step tasks have been OOM",
+        r"exceeded memory limit|(?:killed|terminated) by the (?:linux )?oom|some of the step tasks have been OOM)",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.CAUSE,
         "the host's memory (or the cgroup's) ran out: once is a restart, the same place again is code", SLURM,
         "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.",
@@ -181,7 +190,7 @@ END_RULES = (
         rf"{CODE}(?:-15|-2|-1\b|143|130)\b|KeyboardInterrupt|SignalException|"
         r"Sending process \d+ closing signal|"
         r"shutting down workers|Terminating process|by signal: (?:15\b|Terminated|Interrupt)|"
-        r": Terminated$|task \d+: Terminated|closing signal",
+        r"(?<!tate): Terminated$|line \d+: +\d{2,8} Terminated\b|task \d+: Terminated|closing signal",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.ECHO,
         "ended from outside, by the launcher that tidies up or by a person", f"{ELASTIC}/api.py",
         "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 417 closing signal SIGTERM",
@@ -224,7 +233,7 @@ END_RULES = (
     Rule(
         "process.killed",
         rf"(?i)SIGKILL|\bExitCode[= ]\d+:9\b|WTERMSIG 9\b|signal[: ]+9\b|{CODE}(?:-9|137)\b|"
-        r"task \d+: Killed|(?:^|: |"
+        r"task \d+: Killed|line \d+: +\d{2,8} Killed\b|(?:^|: |"
         r"\s)Killed$|"
         r"(?:was|is|been) killed by (?:signal|sigkill)|status=9/KILL|Killed by signal(?!\W{1,3}(?:15|2|1)\b)",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.DEATH,

@@ -189,8 +189,8 @@ EXCEPTION_RULES = (
         r"Engine core (?:initialization failed|proc\w* died)|WorkerProc initialization failed|See (?:root cause|stack "
         r"trace) (?:above|\(above\)|for (?:the )?root cause)|(?:Received|received) (?:sigquit|SIGQUIT) from a child|"
         r"errors_impl\.(?:Unavailable|Aborted|Cancelled)Error|Collective ops is aborted by|"
-        r"XlaRuntimeError: (?:UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED)|UCX +ERROR .{0,80}(?:Endpoint timeout|"
-        r"remote peer|unhandled timeout)",
+        r"\bRPC call to \w+ timed out|(?:Xla|Jax)RuntimeError: (?:UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED)|"
+        r"UCX +ERROR .{0,80}(?:Endpoint timeout|remote peer|unhandled timeout)",
         Severity.SEV3, Scope.PROCESS, Category.LOST_CONNECTION, Strength.ECHO,
         "what a framework raises because another process failed", "Horovod, vLLM, SGLang, TensorFlow, XLA, UCX",
         "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down.",

@@ -25,14 +25,22 @@ RULES = (
     ),
     Rule(
         "store.unique-id",
-        r"retrieving ncclUniqueId from \[(?P<peer>\d{1,7})\]|Timeout waiting for key|wait timeout after \d+ ?ms|"
+        r"retrieving ncclUniqueId from \[(?P<peer>\d{1,7})\]",
+        Severity.SEV3, Scope.PROCESS, Category.OTHER_NETWORK, Strength.ECHO,
+        "waits for the communicator's number, which that rank has not set: it is late or dead",
+        "ProcessGroupNCCL.cpp, broadcastUniqueNCCLID",
+        "[3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by "
+        "key '0'",
+        is_final=True,
+    ),
+    Rule(
+        "store.key",
+        r"Timeout waiting for key|wait timeout after \d+ ?ms|"
         r"store->get\(.{0,80}got error|ncclUniqueId|"
         r"(?i:socket timeout)|(?:store|TCPStore|PrefixStore).{0,60}(?i:time.?out)",
         Severity.SEV3, Scope.PROCESS, Category.OTHER_NETWORK, Strength.ECHO,
         "waits for a key that another rank has not set: that rank is late or dead",
-        "ProcessGroupNCCL.cpp, TCPStore.cpp",
-        "[3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by "
-        "key '0'",
+        "ProcessGroupNCCL.cpp, TCPStore.cpp", "wait timeout after 600000ms, keys: /default_pg/0//cuda//0",
     ),
     Rule(
         "store.port-forbidden",
