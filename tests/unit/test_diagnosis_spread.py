@@ -120,6 +120,20 @@ SPREAD: dict[str, Case] = {
         n, root, "exitcode: -9 (pid: 77)",
         lambda rank: f"Unable to shutdown process 8{rank} via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
     ),
+    "a parent that kills all others when one ended": lambda n, root: spread(
+        n, root, f"[rank: {root}] Child process with PID 8 terminated with code 4. Forcefully terminating all other "
+        "processes to avoid zombies", lambda rank: "Killed",
+    ),
+    "an older srun ends the step": lambda n, root: spread(
+        n, root, text(srun(root, "Exited with exit code 2"), "srun: Terminating job step 55.0"),
+        lambda rank: srun(rank, "Killed"),
+    ),
+    "Ray's executor tells of a worker": lambda n, root: {"engine": f"OddProc rank=[{root}] died unexpectedly, stopping"}
+    | spread(n, root, "", lambda rank: GOOD),
+    "an AMD GPU's fault": lambda n, root: spread(
+        n, root, "Memory access fault by GPU node-4 (Agent handle: 0x1) on address 0x2. Reason: Unknown.",
+        lambda rank: GOOD,
+    ),
     "Ray tells of its worker": lambda n, root: spread(
         n, root, "Worker exit type: SYSTEM_ERROR, code 2 (End of file)", lambda rank: GOOD
     ),
@@ -206,8 +220,14 @@ def test_memory_that_ray_watches_is_the_host_s() -> None:
     assert (found.severity, found.scope) == ("SEV2", "node")
 
 
-def test_a_lost_daemon_is_on_the_node_that_is_named() -> None:
-    lost = "ORTE has lost communication with a remote daemon.\n  Remote daemon: [[7,0],2] on node n2"
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "ORTE has lost communication with a remote daemon.\n  Remote daemon: [[7,0],2] on node n2",
+        "n2.site.gov: shepherd died from signal 9",
+    ],
+)
+def test_a_lost_daemon_is_on_the_node_that_is_named(lost: str) -> None:
     assert named({"n0": lost, "n1": "", "n2": ""}) == "n2"
 
 
@@ -218,6 +238,9 @@ NOBODY: dict[str, Texts] = {
     "two that are not at the same number": {"0": counted(500045, 500044), "1": counted(500047, 500044)},
     "one ahead, and nobody says where the others are": {
         "0": counted(77, 77), "4": counted(77, 77), "1": f"{own(1)} {counted(79, 77)}"
+    },
+    "one ahead of the few that are shown of a large job": {
+        "0": told(0, 1, counted(77, 77)), "6": told(6, 1, counted(77, 77)), "1": own(1, counted(79, 77))
     },
     "all crash behind what they lost": dict.fromkeys("012", f"{REMOTE}\nSegmentation fault"),
     "killed and exited, in no order": {"0": srun(0, "Exited with exit code 255"), "1": srun(1, "Killed")},

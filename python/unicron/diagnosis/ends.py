@@ -21,6 +21,8 @@ _ENDS = ("process.exit-code", "process.aborted", *DEADLY)
 _TASKS_MIN = 3  # so many ranks whose end one line tells of were ended by somebody
 # srun, once: the end that it has just told of makes it end the whole step.
 _STEP_ENDS = re.compile(r"(?i)Terminating (?:Step|Job)|First task exited|\bSTEP \S{1,40} (?:ON \S{1,80} )?CANCELLED")
+# Lightning's monitor, of the first of its children that ended with an error: it kills all others, and itself.
+_FIRST = re.compile(r"Forcefully terminating all other processes")
 _OWN_WORDS = ("program.unknown-failure", "program.complaint", "program.other-exception", "process.mpi")
 
 Place = tuple[str, str]  # a rank and the rule of its finding
@@ -44,6 +46,10 @@ def ends_of(everything: list[Finding], echoing: Set[str], late: Set[str]) -> End
     swept = _swept(everything)
     if began is not None:
         swept |= {_place(f) for f in everything if f.rule in _ENDS and _is_by_srun(f) and f.rank != began[0]}
+    first = {_place(f) for f in everything if f.rule in _ENDS and f.rank and _FIRST.search(f.text)}
+    if began is None and len({rank for rank, _ in first} - late) == 1 == len(first):
+        began = next(iter(first))
+        swept |= {_place(f) for f in everything if f.rule == "process.killed" and f.rank != began[0]}
     kills = [f for f in everything if f.rule == "process.killed" and _is_by_srun(f)]
     cancelled = {f.text for f in kills if f.line > steps.get(f.said_by, f.line)}
     swept |= {_place(f) for f in kills if f.text in cancelled} | _of_many(kills, everything, steps, echoing)

@@ -198,7 +198,8 @@ def _behind(findings: list[Finding], ranks: Mapping[str, RankText], *, is_one_lo
     told = _told(findings, ranks) & members
     waiting = {f.rank for f in findings if f.strength in (Strength.ECHO, Strength.WITNESS)} & members - told
     alone = runaway({rank: ranks[rank] for rank in members}, told)
-    if alone is not None:
+    others = told | ({f.rank for f in findings if f.rule in _ELSEWHERE} & members - {alone})
+    if alone is not None and len(others) >= SHARE_MAX * _num_members(ranks):
         return _gone_on(alone, findings)
     recorded = {rank for rank in members if _is_recorded(ranks[rank])}
     idle = (recorded | {f.rank for f in findings if f.rule == "watchdog.idle"} & members) - waiting

@@ -143,12 +143,19 @@ RULES = (
     ),
     Rule(
         "cuda.illegal-access", r"(?i)illegal memory access|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS|"
+        r"Memory access fault by GPU node|HSA_STATUS_ERROR_MEMORY_(?:APERTURE_VIOLATION|FAULT)|"
         r"an illegal address|invalid address space|cudaErrorInvalidAddressSpace|invalid program counter|"
         r"cudaErrorInvalidPc|" + numbered("700|77|717|718"),
         Severity.SEV2, Scope.PROCESS, Category.ILLEGAL_MEMORY, Strength.CAUSE,
         "a kernel touched memory that is not its own: restart; the same place again is code, the same GPU hardware",
         DOCS,
         "RuntimeError: CUDA error: an illegal memory access was encountered",
+    ),
+    Rule(
+        "cuda.gpu-hang", r"HW Exception by GPU node.{0,80}GPU Hang",
+        Severity.SEV2, Scope.GPU, Category.OTHER_CUDA, Strength.CAUSE,
+        "the GPU did not answer its runtime and was reset: restart, and suspect it", "ROCr runtime, VMFaultHandler",
+        "HW Exception by GPU node-9 (Agent handle: 0x55d0) reason :GPU Hang",
     ),
     Rule(
         "cuda.teardown", r"(?i)CUDA warning: .{0,80}\(function (?:destroyEvent|~?CUDA\w*)|driver shutting down|"

@@ -173,7 +173,7 @@ OTHER_RULES = (
     ),
     Rule(
         "process.rank-ended",
-        rf"\b(?i:rank)s?[ \[(]{{1,2}}(?P<rank>{NUMBERS})[\])]?:? (?:\([^()]{{1,60}}\) )?"
+        rf"\b(?i:rank)s?[ \[(=:]{{1,2}}(?P<rank>{NUMBERS})[\])]?:? (?:\([^()]{{1,60}}\) )?"
         r"(?i:(?:has |have |was |were |is |are |worker |process |unexpectedly |suddenly ){0,3}"
         r"(?:died|crashed|killed|failed|disappeared|vanished|preempted|gone|"
         r"(?:exited|terminated|ended) (?:unexpectedly|prematurely|abnormally))\b)"

@@ -28,11 +28,11 @@ SCHEDULER_RULES = (
         r"NodeNotReady|NodeLost|node(?:\.kubernetes\.io)?/(?:unreachable|not-ready)|node .{0,60}(?:unreachable|"
         r"NotReady)|"
         r"lost (?:connection to|contact with) (?:node|agent|host)|Communication connection failure|"
-        r"Remote daemon\s*:.{0,40} on node \S|"
+        r"Remote daemon\s*:.{0,40} on node \S|shepherd died from signal 9\b|"
         r"agent .{0,40}(?:lost|dead|heartbeat (?:timeout|lost|missed))|unexpectedly rebooted|"
         r"Instance .{0,40}terminated",
         Severity.SEV1, Scope.NODE, Category.LOST_CONNECTION, Strength.HARDWARE,
-        "the scheduler lost the node", f"{SLURM}; {KUBERNETES}",
+        "the scheduler lost the node", f"{SLURM}; {KUBERNETES}; Open MPI orte; Cray PALS",
         "slurmstepd: error: *** JOB 77 ON node-3 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE ***",
     ),
     Rule(
@@ -120,7 +120,8 @@ SCHEDULER_RULES = (
     ),
     Rule(
         "process.cancelled",
-        r"(?i)\bCANCELLED\b|Job step aborted|forcing job termination|Terminating StepId|task launch .{0,40}aborted|"
+        r"(?i)\bCANCELLED\b|Job step aborted|forcing job termination|task launch .{0,40}aborted|"
+        r"Terminating (?:StepId|job step)|"
         r"(?:srun|slurmstepd).{0,40}(?:terminated|killing)|First task exited|Force Terminated|Job step .{0,30}signal",
         Severity.SEV2, Scope.PROCESS, Category.EXITED_ABNORMALLY, Strength.ECHO,
         "the scheduler ends what is left after a task failed or somebody cancelled", SLURM,
