@@ -242,6 +242,12 @@ NOBODY: dict[str, Texts] = {
     "one ahead of the few that are shown of a large job": {
         "0": told(0, 1, counted(77, 77)), "6": told(6, 1, counted(77, 77)), "1": own(1, counted(79, 77))
     },
+    "two that heard of the timeout of a group that they are not in": {
+        **{rank: text(PREFIX.format(rank).replace("PG ID 0 PG GUID 0(default_pg)", "PG ID 4 PG GUID 17(tp)")
+           + "failure detected by watchdog at work sequence id: 8 PG status: last enqueued work: 9, last completed "
+           "work: 7", own(int(rank), counted(593, 593))) for rank in "0123"},
+        **{rank: told(int(rank), 0, counted(593, 593)) for rank in "45"},
+    },
     "all crash behind what they lost": dict.fromkeys("012", f"{REMOTE}\nSegmentation fault"),
     "killed and exited, in no order": {"0": srun(0, "Exited with exit code 255"), "1": srun(1, "Killed")},
     "two steps that end": {

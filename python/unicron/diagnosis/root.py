@@ -201,7 +201,8 @@ def _behind(findings: list[Finding], ranks: Mapping[str, RankText], *, is_one_lo
     others = told | ({f.rank for f in findings if f.rule in _ELSEWHERE} & members - {alone})
     if alone is not None and len(others) >= SHARE_MAX * _num_members(ranks):
         return _gone_on(alone, findings)
-    recorded = {rank for rank in members if _is_recorded(ranks[rank])}
+    # What is told with another's timeout are numbers of the first group, whatever group it was.
+    recorded = {rank for rank in members - told if _is_recorded(ranks[rank])}
     idle = (recorded | {f.rank for f in findings if f.rule == "watchdog.idle"} & members) - waiting
     if idle and waiting and len(idle) <= SHARE_MAX * len(members):
         reason = "all others have a collective pending and this rank has none"
