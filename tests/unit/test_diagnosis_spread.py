@@ -231,6 +231,19 @@ def test_a_lost_daemon_is_on_the_node_that_is_named(lost: str) -> None:
     assert named({"n0": lost, "n1": "", "n2": ""}) == "n2"
 
 
+@pytest.mark.parametrize(
+    ("says", "root"), [(STEP_ENDS, "0"), ("slurmstepd: *** STEP 5.0 ON n0 CANCELLED AT x ***", "2")]
+)
+def test_who_says_that_the_step_ends(says: str, root: str) -> None:
+    """srun says it behind the end that made it so; the daemon of a node says it there, whatever happened elsewhere."""
+    ranks = {"0": text(srun(0, "Exited with exit code 1"), says), "1": GOOD, "2": srun(2, "Segmentation fault")}
+    assert named(ranks) == root
+
+
+def test_one_was_killed_and_many_exited_for_it() -> None:
+    assert named({"4": srun(4, "Killed"), **dict.fromkeys("0123", srun("0-3", "Exited with exit code 1"))}) == "4"
+
+
 # Nobody is named: it cannot be known, or there is somebody else to look at.
 NOBODY: dict[str, Texts] = {
     "two heard of a timeout": {"0": own(0), "1": told(1, 0), "2": told(2, 0), "3": own(3)},

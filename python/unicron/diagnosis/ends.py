@@ -19,8 +19,11 @@ from unicron.diagnosis.words import Finding, Strength
 DEADLY = ("process.segfault", "process.bus-error", "process.killed")  # what clean-up meets, or brings
 _ENDS = ("process.exit-code", "process.aborted", *DEADLY)
 _TASKS_MIN = 3  # so many ranks whose end one line tells of were ended by somebody
-# srun, once: the end that it has just told of makes it end the whole step.
+_CRASHES = ("process.segfault", "process.bus-error")
+# srun, once: the end that it has just told of makes it end the whole step. Slurm's daemon says the same on a node, too,
+# and where a person cancelled it.
 _STEP_ENDS = re.compile(r"(?i)Terminating (?:Step|Job)|First task exited|\bSTEP \S{1,40} (?:ON \S{1,80} )?CANCELLED")
+_BY_DAEMON = re.compile(r"CANCELLED")  # not srun
 # Lightning's monitor, of the first of its children that ended with an error: it kills all others, and itself.
 _FIRST = re.compile(r"Forcefully terminating all other processes")
 _OWN_WORDS = ("program.unknown-failure", "program.complaint", "program.other-exception", "process.mpi")
@@ -42,22 +45,23 @@ def ends_of(everything: list[Finding], echoing: Set[str], late: Set[str]) -> End
         late: ranks that ended after they had said that they lost others.
     """
     steps = _step_ends(everything)
-    began = _began(everything, steps, late)
     swept = _swept(everything)
+    began = _began(everything, steps, late)
     if began is not None:
-        swept |= {_place(f) for f in everything if f.rule in _ENDS and _is_by_srun(f) and f.rank != began[0]}
-    first = {_place(f) for f in everything if f.rule in _ENDS and f.rank and _FIRST.search(f.text)}
-    if began is None and len({rank for rank, _ in first} - late) == 1 == len(first):
-        began = next(iter(first))
-        swept |= {_place(f) for f in everything if f.rule == "process.killed" and f.rank != began[0]}
+        swept |= {_place(f) for f in everything if f.rank != began.rank and _is_of_step(f, began, steps)}
+    else:
+        began = _first_child(everything, late)
+        if began is not None:
+            swept |= {_place(f) for f in everything if f.rule == "process.killed" and f.rank != began.rank}
     kills = [f for f in everything if f.rule == "process.killed" and _is_by_srun(f)]
-    cancelled = {f.text for f in kills if f.line > steps.get(f.said_by, f.line)}
+    cancelled = {f.text for f in kills if f.said_by in steps and f.line > steps[f.said_by].line}
     swept |= {_place(f) for f in kills if f.text in cancelled} | _of_many(kills, everything, steps, echoing)
     exits = [f for f in everything if f.rule == "process.exit-code" and f.rank and f.rank not in echoing]
     explained = {f.said_by for f in _with_own_words(exits, everything)} - {""}
     swept |= {_place(f) for f in kills if _is_elsewhere(f, explained)}
-    told = {f.said_by for f in exits} - {""}
-    return Ends(swept, began, {_place(f) for f in kills if _is_elsewhere(f, told)})
+    few = [exit for exit in exits if len(ended(exit.text)) < _TASKS_MIN]
+    told = {f.said_by for f in few} - {""} if len({f.rank for f in few}) < _TASKS_MIN else set()
+    return Ends(swept, None if began is None else _place(began), {_place(f) for f in kills if _is_elsewhere(f, told)})
 
 
 def _place(finding: Finding) -> Place:
@@ -68,33 +72,47 @@ def _is_by_srun(finding: Finding) -> bool:
     return "srun: " in finding.text
 
 
-def _step_ends(everything: list[Finding]) -> dict[str, int]:
-    """By text: the line where a scheduler says that it ends the whole step."""
-    steps: dict[str, int] = {}
+def _step_ends(everything: list[Finding]) -> dict[str, Finding]:
+    """By text: the first that a scheduler says of ending the whole step."""
+    steps: dict[str, Finding] = {}
     for finding in everything:
         if finding.rule == "process.cancelled" and _STEP_ENDS.search(finding.text):
-            steps[finding.said_by] = min(finding.line, steps.get(finding.said_by, finding.line))
+            steps[finding.said_by] = min(finding, steps.get(finding.said_by, finding), key=lambda f: f.line)
     return steps
 
 
-def _began(everything: list[Finding], steps: dict[str, int], late: Set[str]) -> Place | None:
-    """The end behind which, in a text of its own, srun says that it ends the step; if it is one."""
+def _began(everything: list[Finding], steps: Mapping[str, Finding], late: Set[str]) -> Finding | None:
+    """The end behind which, in a text of its own, it is said that the step ends; if it is one."""
     found: dict[str, Finding] = {}
     for end in everything:
-        if end.rule in _ENDS and end.rank and end.said_by and end.line < steps.get(end.said_by, 0):
+        if end.rule in _ENDS and end.rank and end.said_by in steps and end.line < steps[end.said_by].line:
             found[end.rank] = min(end, found.get(end.rank, end), key=lambda f: f.line)
-    if len(found) != 1 or found.keys() & late:
+    if len(found) != 1 or "" in {end.said_by for end in found.values()} or found.keys() & late:
         return None
-    return _place(next(iter(found.values())))
+    return next(iter(found.values()))
+
+
+def _is_of_step(finding: Finding, began: Finding, steps: Mapping[str, Finding]) -> bool:
+    """Did this one end with the step? A crash of another kind only where srun says so: a daemon knows no order."""
+    if finding.rule not in _ENDS or not _is_by_srun(finding):
+        return False
+    is_by_daemon = _BY_DAEMON.search(steps[began.said_by].text) is not None
+    return not is_by_daemon or finding.rule not in _CRASHES or finding.rule == began.rule
+
+
+def _first_child(everything: list[Finding], late: Set[str]) -> Finding | None:
+    """The end for which a parent says that it kills all its other children."""
+    found = [f for f in everything if f.rule in _ENDS and f.rank and f.rank not in late and _FIRST.search(f.text)]
+    return found[0] if len(found) == 1 else None
 
 
 def _of_many(
-    kills: list[Finding], everything: list[Finding], steps: Mapping[str, int], echoing: Set[str]
+    kills: list[Finding], everything: list[Finding], steps: Mapping[str, Finding], echoing: Set[str]
 ) -> set[Place]:
     """Those killed with many others at once, where the step or another rank ended otherwise, and not after them."""
     many = [kill for kill in kills if len(ended(kill.text)) >= _TASKS_MIN]
     texts = {kill.text for kill in many}
-    first = dict(steps)  # by text: the line
+    first = {said_by: step.line for said_by, step in steps.items()}  # by text: the line
     for end in everything if many else ():
         if end.rule in _ENDS and end.text not in texts and end.rank and end.rank not in echoing:
             first[end.said_by] = min(end.line, first.get(end.said_by, end.line))
