@@ -88,6 +88,9 @@ SPREAD: dict[str, Case] = {
     "it was killed, the others crash behind what they lost": lambda n, root: spread(
         n, root, "", lambda rank: text(REMOTE, "terminate called after throwing", f"[n{rank}:7] Caught signal 11")
     ),
+    "it is elsewhere, the others wait in words": lambda n, root: spread(
+        n, root, "in the data loader", lambda rank: "waiting in allreduce"
+    ),
     "the interpreter aborted": lambda n, root: spread(
         n, root, "Fatal Python error: PyGILState_Release: thread state must be current", lambda rank: "Killed"
     ),
@@ -198,8 +201,9 @@ def test_one_that_ran_ahead_is_code_where_the_others_wait_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("root", [0, 1])
-def test_of_a_pair_the_one_that_says_nothing(root: int) -> None:
-    assert named(spread(2, root, "", lambda rank: CLOSED)) == str(root)
+@pytest.mark.parametrize("says", ["", "FATAL shard 9 is beyond the end"], ids=["nothing", "what no rule knows"])
+def test_of_a_pair_the_one_that_lost_nobody(root: int, says: str) -> None:
+    assert named(spread(2, root, says, lambda rank: CLOSED)) == str(root)
 
 
 @pytest.mark.parametrize("lost", [STORE, LEADER], ids=["the store", "the coordination service"])

@@ -36,6 +36,8 @@ _MANY = re.compile(  # keys of several ranks
     r"(?i)(?:all )?(?:the )?(?:others?|rest)\b.*|(?:ranks? ?)?\d+(?:\s?-\s?|, ?)\d.*"
 )
 _SHARED_SCOPES = (Scope.JOB, Scope.STORAGE)
+_UNKNOWN = "program.unknown-failure"
+_LOUD = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|(?i:\bfatal error\b|\bpanic)")  # a failure, whatever it is
 _LOST = (Category.CONN_REFUSED_RESET, Category.LOST_CONNECTION)  # the other end went away
 _HOSTED = ("store.host-lost", "store.leader-lost")  # lost what lives in rank 0
 # What a rank says after it was told to end.
@@ -297,6 +299,9 @@ def _silent(
     if len(doing) == 1:
         found = next(iter(doing.values()))
         return _hang(found.rank, found.scope, findings, f"others wait and it does not: {found.reason}")
+    failing = [f for f in findings if f.rank in silent and f.rule == _UNKNOWN and _LOUD.search(f.text)]
+    if len(silent) == 1 and failing:
+        return _diagnosis(failing[0], silent.pop(), findings, "all others wait, and it alone speaks of a failure")
     if len(silent) == 1 and (len(waiting) > 1 or any(map(_MANY.fullmatch, waiting))):
         return _hang(silent.pop(), Scope.PROCESS, findings, "all others wait and it does not")
     return None

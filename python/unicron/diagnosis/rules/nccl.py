@@ -94,7 +94,7 @@ WATCHDOG_RULES = (
         r"\(.{0,120}(?:distributed_c10d\.py|torch/distributed)|"
         r"torch/cuda/.{0,60}\bin synchronize\b|\bsynchronize \(.{0,120}torch/cuda/|"
         r"p2p_communication\.py.{0,40}\bin \w|\w \(.{0,120}p2p_communication\.py:|"
-        r"(?i:(?:stuck|blocked|hangs?) (?:in|at|for) .{0,40}(?:all_?reduce|all_?gather|barrier|"
+        r"(?i:(?:waiting in|(?:stuck|blocked|hangs?) (?:in|at|for)) .{0,40}(?:all_?reduce|all_?gather|barrier|"
         r"collective|nccl))",
         Severity.SEV3, Scope.JOB, Category.NCCL_TIMEOUT, Strength.ECHO,
         "a stack inside a collective: this rank waits", "faulthandler, py-spy",
