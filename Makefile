@@ -33,7 +33,8 @@ VENV := .venv
 VENV_LATEST := .venv-latest
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt setup.py pyproject.toml $(wildcard cmake/*) $(shell find csrc -type f)
-export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+# nproc counts what OpenMP was told to use; compilers are not OpenMP's.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo test check matrix sim swarm leaders fuzz healthy soak upgrade bench \
@@ -62,6 +63,7 @@ define build
 	@echo "compiling the C++ core, and installing unicron in place (about three minutes on two cores)"
 	@PATH="$(CURDIR)/$(1)/bin:$$PATH" $(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
+	@echo "unicron is installed in $(1): $(1)/bin/unicron --help"
 endef
 
 $(VENV)/.installed: requirements/py311.txt requirements/py312.txt

@@ -178,10 +178,12 @@ class MoveReady(_Message, frozen=True):
 
 
 class Finished(_Message, frozen=True):
-    """The script returned from its last iteration; the process is about to exit with 0."""
+    """The script has left its block. With a tail (since 0.6) what follows is its own work still, and how the process
+    ends says how that ended; without, the process is about to exit with 0."""
 
     worker: str
     rank: Rank
+    tail: bool = False
 
 
 class ArenaRequest(_Message, frozen=True):

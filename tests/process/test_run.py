@@ -95,6 +95,20 @@ def test_a_script_that_fails_once_starts_again_as_a_whole(place: Path) -> None:
     assert [i["outcome"] for i in result["incidents"]] == ["healed"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("wrong.py", "a = 1\nfor b in range(3)\n    pass\n", "wrong.py:2: SyntaxError: expected ':'"),
+        ("job.yaml", "name: a\n", "job.yaml is no script but a job file: unicron submit job.yaml"),
+    ],
+)
+def test_what_cannot_run_is_not_started(place: Path, name: str, text: str, told: str) -> None:
+    (place / name).write_text(text)
+    ended = run(place, "run", "--agents", "2", name)
+    assert ended.returncode == 2 and told in ended.stderr
+    assert len(ended.stderr.splitlines()) <= 2 and not (place / "unicron-logs").exists()
+
+
 def test_a_module(place: Path) -> None:
     ended = run(place, "run", "-m", "json.tool", "--help")
     assert ended.returncode == 0 and "usage:" in ended.stdout

@@ -198,8 +198,8 @@ class Coordinator:
         epoch = self.task.epoch if epoch is None else epoch
         self.says(StateLost(name, self.rank_of(name), epoch, 5, (0,)))
 
-    def finished(self, name: str) -> None:
-        self.says(Finished(name, self.rank_of(name)))
+    def finished(self, name: str, *, tail: bool = False) -> None:
+        self.says(Finished(name, self.rank_of(name), tail=tail))
 
     def disconnected(self, node: str) -> None:
         self.feed(on.AgentDisconnected(node))

@@ -11,6 +11,7 @@ from unicron.messages import (
     AgentHeartbeat,
     AgentHello,
     AskWaits,
+    Finished,
     PublishEpoch,
     WorkerContinued,
     WorkerStalled,
@@ -274,3 +275,15 @@ def test_the_first_iteration_that_is_over_is_told_at_once(answered: bool) -> Non
         sampled(agent, 1_000.0 + 20.0 * number, iteration=iteration, progress=number)
         told.append([beat.workers[0].iteration for beat in agent.said(AgentHeartbeat)])
     assert told == [[], [], [1], [], []]
+
+
+def test_a_script_that_has_finished_its_training_must_leave_only_when_its_interpreter_ends() -> None:
+    """An export behind the `with` block was killed after half a minute."""
+    agent = learned()
+    agent.say(W, Finished(W, 0, tail=True))
+    sampled(agent, 10_100.0, iteration=2, progress=11, stage=Stage.EVALUATE)
+    sampled(agent, 90_000.0, iteration=2, progress=11, stage=Stage.EVALUATE)
+    assert f"exit/{W}" not in agent.machine.state.timers
+    assert agent.beat().workers[0].stage is Stage.EVALUATE
+    sampled(agent, 90_100.0, iteration=2, progress=12, stage=Stage.DONE)
+    assert f"exit/{W}" in agent.machine.state.timers

@@ -404,7 +404,7 @@ def test_every_scenario_can_be_made_at_every_layout(sizes):
             assert -1 <= act.node < dp and -1 <= act.replica < dp
     holders = scenarios.make("checkpoint", layout).faults
     assert {layout.replica_of(f.rank) for f in holders} == set(range(dp))
-    assert not {"random-kills", "drain"} & set(scenarios.in_all()) and len(scenarios.in_all()) == 21
+    assert not {"random-kills", "drain"} & set(scenarios.in_all()) and len(scenarios.in_all()) == 22
 
 
 def test_random_kills_are_a_function_of_the_seed():

@@ -12,7 +12,7 @@ from unicron.healing import actions as do
 from unicron.healing import events as on
 from unicron.healing.machine import HealingMachine
 from unicron.healing.record import CommitResult, Record, decode_record, encode_record
-from unicron.messages import EndWorker
+from unicron.messages import EndWorker, WorkerLost
 from unicron.types import Cpu, EpochPlan, Layout, Member, PlanKind, Stage
 
 LAST = 5
@@ -254,4 +254,69 @@ def test_who_is_still_at_work_behind_its_loop_is_waited_for() -> None:
         driver.fire("finish/t")
         assert not driver.task.is_over
     driver.finished("n2.w0")
+    assert driver.task.outcome == "done"
+
+
+# ------------------------------------------------------------ what follows the script's block
+
+
+def both_finished(stage: Stage) -> Coordinator:
+    """Two members have said that they finished; how their processes end is to come."""
+    driver = running(Layout(dp=2, num_micro_batches=4), nodes=2, slots=1, understudies=1)
+    for name in ("n0.w0", "n1.w0"):
+        driver.finished(name, tail=True)
+        driver.worker(name).stage = stage
+    assert not driver.task.is_over
+    return driver
+
+
+def died(driver: Coordinator, name: str, cause: str, stage: Stage) -> None:
+    worker = driver.worker(name)
+    lost = WorkerLost(
+        worker.node, "t", name, worker.incarnation, worker.rank, "process", cause, "", stage, 6, -1, 1, 2, "",
+    )  # fmt: skip
+    driver.feed_fact(worker.node, lost)
+
+
+@pytest.mark.parametrize(
+    ("cause", "stage", "is_lost"),
+    [
+        ("signal 9", Stage.EVALUATE, True),
+        ("exit code 7", Stage.EVALUATE, True),
+        ("exit code 7", Stage.DONE, True),  # sys.exit(7): the interpreter came to its own end
+        ("signal 11", Stage.DONE, False),  # a library that crashes when it is taken down
+    ],
+)
+def test_how_a_process_ends_says_how_its_script_did(cause: str, stage: Stage, is_lost: bool) -> None:
+    driver = both_finished(stage)
+    driver.exited("n0.w0")
+    assert not driver.task.is_over
+    died(driver, "n1.w0", cause, stage)
+    if not is_lost:
+        assert driver.task.outcome == "done" and driver.task.cause == ALL_FINISHED
+        return
+    assert not driver.task.is_over and driver.task.plan is not None and driver.task.plan.heirs == (1,)
+    heir = driver.task.plan.members[1].worker
+    driver.healed(heir)
+    driver.finished(heir, tail=True)
+    assert not driver.task.is_over
+    driver.exited(heir)
+    assert driver.task.outcome == "done" and driver.task.cause == ALL_FINISHED
+
+
+def test_a_tail_has_its_own_time() -> None:
+    driver = both_finished(Stage.EVALUATE)
+    driver.exited("n0.w0")
+    for _ in range(20):
+        driver.fire("finish/t")
+        assert not driver.task.is_over and driver.sent(EndWorker) == []
+    driver.worker("n1.w0").stage = Stage.DONE
+    driver.fire("finish/t")
+    assert driver.task.outcome == "done", "the interpreter does not end: that has a bound"
+
+
+def test_an_older_worker_finishes_when_it_says_so() -> None:
+    driver = running(Layout(dp=2, num_micro_batches=4), nodes=2, slots=1)
+    driver.finished("n0.w0")
+    driver.finished("n1.w0")
     assert driver.task.outcome == "done"

@@ -184,10 +184,16 @@ def on_said(step: Step, event: WorkerMessage) -> None:
         worker.has_finished = worker.is_leaving = True
         if not worker.is_dead:
             worker.move("finished")
-            delay_ms = step.config.exit_ms_max
-            step.set_timer("exit", worker.name, delay_ms, "its process must leave after its end")
+            must_leave(step, worker)
     said = FromWorker(step.config.node, worker.task, body, event.seen_ns)
     step.report(said, f"{worker.name} says {type(body).__name__}")
+
+
+def must_leave(step: Step, worker: Worker) -> None:
+    """Once its script is over, too, and not only its training: an export may follow that."""
+    if worker.has_finished and worker.pulse is not None and worker.pulse.stage is Stage.DONE:
+        if f"exit/{worker.name}" not in step.state.timers:
+            step.set_timer("exit", worker.name, step.config.exit_ms_max, "its process must leave after its end")
 
 
 def end_worker(step: Step, task: str, name: str, reason: str, grace_ms: float = 0.0) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from unicron._core import PhaseTimes
 from unicron.agent.actions import SendCoordinator
 from unicron.agent.events import Pulse, PulsesSampled
+from unicron.agent.lives import must_leave
 from unicron.agent.state import Standstill, Worker
 from unicron.agent.step import Step
 from unicron.messages import PaceSample, WorkerContinued, WorkerStalled, WorkerStopped, WorkersWait
@@ -39,6 +40,7 @@ def on_sampled(step: Step, event: PulsesSampled) -> bool:
             _keep_pace(step, worker, pulse)
             is_news |= worker.pulse is not None and worker.pulse.iteration < 1 <= pulse.iteration
             _on_pulse(step, worker, pulse, event.now_ns)
+            must_leave(step, worker)
     return is_news
 
 

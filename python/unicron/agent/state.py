@@ -94,7 +94,7 @@ class Worker:
             waiting=self.waiting,
             ready=self.phase in (Phase.READY, Phase.FINISHED),
             epoch=self.epoch,
-            stage=Stage.DONE if self.has_finished else stage,
+            stage=stage if self.pulse or not self.has_finished else Stage.DONE,
             iteration=self.pulse.iteration if self.pulse else -1,
             progress=self.pulse.progress if self.pulse else 0,
             loss=self.pulse.loss if self.pulse and self.pulse.committed_iteration >= 0 else None,

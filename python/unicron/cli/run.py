@@ -109,9 +109,22 @@ def main(
 
 
 def _command(script: list[str], *, module: bool) -> tuple[str, ...]:
-    if not module and not Path(script[0]).is_file():
-        raise Problem(f"no script {script[0]}", 2)
+    if not module:
+        _look_at(Path(script[0]))
     return (sys.executable, *(("-m",) if module else ()), *script)
+
+
+def _look_at(path: Path) -> None:
+    """What every worker would end of, again and again."""
+    if not path.is_file():
+        raise Problem(f"no script {path}", 2)
+    if path.suffix in (".yaml", ".yml"):
+        raise Problem(f"{path} is no script but a job file: unicron submit {path} gives it to a coordinator", 2)
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise Problem(f"{path}{line}: {type(error).__name__}: {getattr(error, 'msg', error)}", 2) from None
 
 
 def _name(script: str) -> str:

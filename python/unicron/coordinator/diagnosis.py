@@ -17,6 +17,7 @@ from unicron.types import Cpu, Method, PlanKind, Rank, Stage
 OF_THE_NODE = ("StateAddressGone",)  # types of exceptions that say nothing about the code
 STARVED_BUDGETS = 8  # of one that had no processor, before its clock alone is enough
 LEARNED_MAX = 15.0  # times its usual a budget is that was learned (what was survived is in it); more was stated
+OWN_WORK = (Stage.IDLE, Stage.EVALUATE)  # of the script
 LONELY_MS_MIN = 3_000.0  # of one that computes and that nobody waits for, yet
 
 
@@ -154,7 +155,7 @@ def deaf_to_plan(task: TaskState, *, may_be_long: bool = False) -> list[WorkerSt
 def is_at_own_work(worker: WorkerState) -> bool:
     """Its script's: between iterations, an evaluation, or what follows its loop. How long that may take is between the
     script and its agent, which tells when it is longer. (What unicron does in it, saving, has the healing's bounds.)"""
-    return worker.stage in (Stage.IDLE, Stage.EVALUATE) and not _is_sure(worker)
+    return worker.stage in OWN_WORK and not _is_sure(worker)
 
 
 def _is_sure(worker: WorkerState) -> bool:

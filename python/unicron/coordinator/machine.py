@@ -243,6 +243,7 @@ class CoordinatorMachine:
             case Finished():
                 worker = symptoms.speaker(step, task, body.worker)
                 if worker is not None:
+                    worker.has_tail = body.tail
                     workers.note_finished(step, task, worker)
 
 

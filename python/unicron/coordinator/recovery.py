@@ -53,10 +53,13 @@ def settle_recovery(step: Step, task: TaskState) -> None:
     if _is_through(step, task, plan):
         if task.phase is TaskPhase.HEALING and task.healed:  # an heir that met nobody, or who had the time to say so
             close_healing(step, task, "the rest of the members finished")
-        finish_task(step, task, _end_of(task))
+        finish_task(step, task, end_of(task))
         return
     _settle_stalls(step, task)
     if task.is_over or task.is_restarting:
+        return
+    if task.finished and _all_have_finished(step, task, plan):
+        _wait_for_the_last(step, task)
         return
     task.reports = {k: r for k, r in task.reports.items() if not is_explained(task, r)}
     if not task.lost and not task.state_lost and not (task.reports and task.reports_ripe):
@@ -85,13 +88,20 @@ def settle_recovery(step: Step, task: TaskState) -> None:
 
 
 def _is_through(step: Step, task: TaskState, plan: EpochPlan) -> bool:
-    """Who was lost behind its loop, or is as good as lost, is waited for as long as an heir may still run its rest."""
+    """Everybody's script is over, or is lost and nobody would run the rest of it."""
     if not task.finished:
         return False
+    holders = (task.holder(rank) for rank in plan.ranks if rank in task.finished)
+    is_at_work = any(worker is not None and worker.has_tail for worker in holders)
+    return not is_at_work and _all_have_finished(step, task, plan)
+
+
+def _all_have_finished(step: Step, task: TaskState, plan: EpochPlan) -> bool:
+    """Their training, at least, or they are given up."""
     return all(r in task.finished or (r in task.lost and _is_given_up(step, task, r)) for r in plan.ranks)
 
 
-def _end_of(task: TaskState) -> str:
+def end_of(task: TaskState) -> str:
     missed = sorted(task.missed | (set(task.lost) - task.finished))
     if not missed:
         return ALL_FINISHED
@@ -107,7 +117,7 @@ def _is_given_up(step: Step, task: TaskState, rank: Rank) -> bool:
 
 
 def _wait_for_the_last(step: Step, task: TaskState) -> None:
-    """No heir can be had for who is lost: those who are left have their own time for what they do."""
+    """No heir can be had for who is lost, if anybody is: those who are left have their own time for what they do."""
     if not step.has_timer("finish", task.name):
         step.set_timer("finish", task.name, step.config.finish_ms_max, "the last members may finish")
 

@@ -128,6 +128,7 @@ class WorkerState:
     thread_exception: ExceptionRaised | None = None  # ended a thread of it; it lives on
     stalled: WorkerStalled | None = None
     stalled_ms: float = 0.0
+    has_tail: bool = False  # it has finished its training, and how its process ends is still to come
     waits_ms: float | None = None  # when its agent, asked, said that it waits for others
     held: str = ""  # incident that says who holds it on purpose, until it is released
     observed: bool = False  # would have been ended, and was not (observe_only); until it goes on

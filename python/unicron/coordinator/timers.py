@@ -16,6 +16,7 @@ from unicron.coordinator import (
 )
 from unicron.coordinator.accounts import close_healing
 from unicron.coordinator.classifying import on_classify
+from unicron.coordinator.diagnosis import OWN_WORK
 from unicron.coordinator.lifecycle import finish_task
 from unicron.coordinator.state import TaskState, WorkerState
 from unicron.coordinator.step import Step
@@ -115,12 +116,13 @@ def _on_task_timer(step: Step, kind: str, task: TaskState) -> None:
 
 def _on_finish(step: Step, task: TaskState) -> None:
     if not task.is_over:
-        ranks = task.plan.ranks if task.plan is not None else ()
-        if at_work := recovery.at_own_work(task, set(ranks) - task.finished - set(task.lost)):
+        members = map(task.holder, task.plan.ranks) if task.plan is not None else ()
+        at_work = [worker.rank for worker in members if worker is not None and worker.stage in OWN_WORK]
+        if at_work:  # whether too long already is another question: see stall_root
             why = f"the scripts of ranks {at_work} are still at work behind their loops"
             step.set_timer("finish", task.name, step.config.finish_ms_max, why)
             return
-        finish_task(step, task, "members finished their last iteration; the others are lost")
+        finish_task(step, task, recovery.end_of(task))
         return
     assert task.phase not in TERMINAL
     left = list(task.workers.values())

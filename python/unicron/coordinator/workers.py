@@ -222,6 +222,8 @@ def on_worker_lost(step: Step, task: TaskState, message: WorkerLost) -> None:
     if is_member(task, worker):
         task.iteration = max(task.iteration, message.iteration)
         _note_unbegun(task, worker, message)
+    if worker.has_tail and is_member(task, worker) and _is_early(message):
+        task.finished.discard(worker.rank)
     counts = not task.is_over and not task.is_restarting and worker.rank not in task.finished
     forgotten = worker.phase is WorkerPhase.ENDING and task.role_of(worker.name) is None
     incident = None
@@ -230,6 +232,12 @@ def on_worker_lost(step: Step, task: TaskState, message: WorkerLost) -> None:
     forget_worker(step, task, worker, message.cause or "its mutex was released")
     if incident is not None:
         maybe_fatal(step, task, incident, message, worker.rank)
+
+
+def _is_early(lost: WorkerLost) -> bool:
+    """Of one that had finished its training: is more of its script lost than the interpreter's own end? (A crash in
+    there, of a library that is taken down, is nobody's loss. An exit code is the script's word.)"""
+    return lost.stage is not Stage.DONE or lost.cause.startswith("exit code ") or lost.method == Method.EXCEPTION.value
 
 
 def _note_unbegun(task: TaskState, worker: WorkerState, lost: WorkerLost) -> None:
@@ -331,7 +339,7 @@ def _why_fatal(step: Step, task: TaskState, incident: Incident, lost: WorkerLost
         return ""
     return (
         f"{incident.signature} a second time at {moment_of(incident.iteration, incident.micro_batch)}, "
-        f"in another incarnation of rank {incident.rank}"
+        f"in another process of rank {incident.rank}"
     )
 
 
@@ -344,5 +352,7 @@ def maybe_fatal(step: Step, task: TaskState, incident: Incident, lost: WorkerLos
         return
     step.change_incident(incident, reason, severity=Severity.FATAL, outcome=None)
     log = f"; log: {incident.log}" if incident.log else ""
-    where = f" at {incident.where}" if incident.where else ""
-    stop_task(step, task, f"{reason}: {message_of(incident.text) or incident.cause}{where}{log}")
+    message = message_of(incident.text) or incident.cause
+    says = f": {message}" if message and message not in reason else ""
+    where = f" at {incident.where}" if incident.where and incident.where not in reason else ""
+    stop_task(step, task, f"{reason}{says}{where}{log}")

@@ -75,6 +75,8 @@ def count(incident: Seen, recent: Iterable[Seen], num_nodes: int, limits: CountL
 
 def moment_of(iteration: int, micro_batch: int) -> str:
     """When in its training a worker failed, in words; micro-batch -1 is none: before the first, or between two."""
+    if iteration < 0:
+        return "its start"
     return f"iteration {iteration}, " + (
         f"micro-batch {micro_batch}" if micro_batch >= 0 else "outside any micro-batch"
     )

@@ -31,12 +31,20 @@ class WorkerTraining(WorkerProcess):
         record = self.machine.record
         is_whole = record.has_state and record.iteration >= self.world.options.of(self.task).iterations
         self._advance(Stage.EVALUATE)
-        long_ms = self.rng.uniform(0.0, REST_MS_MAX) if self.rng.random() < REST_SHARE else 0.0
-        self._loop(self.rng.uniform(0.0, 1.0) + long_ms * is_whole, self._finish)
+        self._loop(self._rest_ms(is_whole), lambda: self._finish(is_whole))
 
-    def _finish(self) -> None:
+    def _rest_ms(self, is_whole: bool) -> float:
+        is_long = is_whole and self.rng.random() < REST_SHARE
+        return self.rng.uniform(0.0, REST_MS_MAX if is_long else 1.0)
+
+    def _finish(self, is_whole: bool) -> None:
+        """The script leaves its block; what follows that is its own, too, until the interpreter ends."""
+        self._advance(Stage.EVALUATE)
+        self.say(Finished(self.name, self.rank, tail=True))
+        self._loop(self._rest_ms(is_whole), self._exit)
+
+    def _exit(self) -> None:
         self._advance(Stage.DONE)
-        self.say(Finished(self.name, self.rank))
         self._later(self.rng.uniform(1.0, 10.0), lambda: self.die("exited", 0))
 
     def _compute(self, action: do.Compute) -> None:

@@ -8,6 +8,7 @@ runs.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import math
@@ -635,12 +636,25 @@ class Session:
         if self._checkpoints is not None:
             # Of a plan that came behind the loop nobody heard here; it took parts all the same.
             self._tell_saved(self._checkpoints.finish(max(self._epoch(), self._link.monitor.newest_epoch())))
-        self._link.pulse.advance(int(Stage.DONE), self._next or 0, -1)
-        self._link.send(Finished(self._link.worker, self.rank))
+        self._watch_tail()
+        self._link.send(Finished(self._link.worker, self.rank, tail=True))
         if self._move is not None:
             self._move.close()
         self._engine.close()
         sys.stdout.flush()
+
+    def _watch_tail(self) -> None:
+        """What the script does behind its `with` block is its own work, until the interpreter ends; an exception of
+        it is told like any other."""
+        pulse, before = self._link.pulse, sys.excepthook
+        pulse.advance(int(Stage.EVALUATE), self._next or 0, -1)
+        atexit.register(lambda: pulse.advance(int(Stage.DONE), self._next or 0, -1))
+
+        def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            self._tell(error, "")
+            before(kind, error, trace)
+
+        sys.excepthook = hook
 
     def _tell_saved(self, finished: tuple[int, str] | None) -> None:
         if finished is not None:
