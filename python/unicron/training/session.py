@@ -645,15 +645,20 @@ class Session:
 
     def _watch_tail(self) -> None:
         """What the script does behind its `with` block is its own work, until the interpreter ends; an exception of
-        it is told like any other."""
-        pulse, before = self._link.pulse, sys.excepthook
+        it is told like any other. (Not what a child of it does that it forked.)"""
+        pulse, before, owner = self._link.pulse, sys.excepthook, os.getpid()
         pulse.advance(int(Stage.EVALUATE), self._next or 0, -1)
-        atexit.register(lambda: pulse.advance(int(Stage.DONE), self._next or 0, -1))
+
+        def ends() -> None:
+            if os.getpid() == owner:
+                pulse.advance(int(Stage.DONE), self._next or 0, -1)
 
         def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            self._tell(error, "")
+            if os.getpid() == owner:
+                self._tell(error, "")
             before(kind, error, trace)
 
+        atexit.register(ends)
         sys.excepthook = hook
 
     def _tell_saved(self, finished: tuple[int, str] | None) -> None:
