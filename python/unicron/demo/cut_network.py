@@ -66,6 +66,17 @@ class FarNode:
             _ip("address", "add", f"{address}/24", "dev", LINK, prefix=prefix)
             for device in ("lo", LINK):
                 _ip("link", "set", device, "up", prefix=prefix)
+        for prefix in ((), self.enter):
+            self._comes_up(prefix)
+
+    @staticmethod
+    def _comes_up(prefix: Sequence[str]) -> None:
+        """The kernel notes that a link works up to a second after it does; an agent takes none before that."""
+        deadline = time.monotonic() + SET_UP_S_MAX
+        while "state UP" not in _ip("link", "show", "dev", LINK, prefix=prefix):
+            if time.monotonic() > deadline:
+                raise ClusterProblem(f"{LINK} did not come up within {SET_UP_S_MAX} s")
+            time.sleep(0.02)
 
     def cut(self) -> None:
         _ip("link", "set", LINK, "down", prefix=self.enter)
@@ -77,10 +88,12 @@ class FarNode:
         self._holder.communicate(timeout=SET_UP_S_MAX)
 
 
-def _ip(*arguments: str, prefix: Sequence[str] = ()) -> None:
+def _ip(*arguments: str, prefix: Sequence[str] = ()) -> str:
+    """What it said."""
     done = subprocess.run([*prefix, "ip", *arguments], capture_output=True, text=True, timeout=SET_UP_S_MAX)
     if done.returncode:
         raise ClusterProblem(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 class SplitCluster(LocalCluster):
