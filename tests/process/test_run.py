@@ -19,6 +19,7 @@ from clusters import PLAIN, eventually
 from unicron.runtime import processes
 from unicron.runtime.client import LOCAL_PREFIX
 from unicron.runtime.kept_journal import find_journal, read_state
+from unicron.runtime.run_logs import make_room
 
 pytestmark = pytest.mark.timeout(60)
 UNICRON = [sys.executable, "-m", "unicron.cli"]
@@ -107,6 +108,41 @@ def test_what_cannot_run_is_not_started(place: Path, name: str, text: str, told:
     ended = run(place, "run", "--agents", "2", name)
     assert ended.returncode == 2 and told in ended.stderr
     assert len(ended.stderr.splitlines()) <= 2 and not (place / "unicron-logs").exists()
+
+
+def test_the_logs_of_a_run_are_its_own(place: Path) -> None:
+    """Those of an earlier one of the same name stood before and between them."""
+    for number, text in enumerate(("first", "second", "third")):
+        ended = run(place, "run", script(place, f"print({text!r})"))
+        assert ended.stdout == f"[0] {text}\n" and ended.returncode == 0, ended.stderr
+        assert ("logs of the run before" in ended.stderr) == bool(number)
+    logs = place / "unicron-logs"
+    for name, text in (("script-1", "first"), ("script-2", "second"), ("script", "third")):
+        assert [path.read_text() for path in (logs / name).rglob("stdout.log")] == [f"{text}\n"]
+    told = run(place, "logs", "--log-dir", "unicron-logs", "script")
+    assert "third" in told.stdout and "second" not in told.stdout
+
+
+def test_a_log_folder_that_cannot_be(place: Path) -> None:
+    (place / "file").write_text("")
+    ended = run(place, "run", "--log-dir", "file/logs", script(place, "1"))
+    assert ended.returncode == 1 and "--log-dir" in ended.stderr and "Not a directory" in ended.stderr
+
+
+def test_a_run_beside_another_one_leaves_its_logs_alone(tmp_path: Path) -> None:
+    (tmp_path / "a" / "0" / "0").mkdir(parents=True)
+    (tmp_path / "a" / "0" / "0" / "stdout.log").write_text("x")
+    first, earlier = make_room(tmp_path, "a")
+    assert earlier == tmp_path / "a-1" and not (tmp_path / "a").exists()
+    (tmp_path / "a" / "0" / "0").mkdir(parents=True)
+    (tmp_path / "a" / "0" / "0" / "stdout.log").write_text("y")
+    second, earlier = make_room(tmp_path, "a")
+    assert earlier is None and (tmp_path / "a").is_dir()
+    os.close(second)
+    os.close(first)
+    third, earlier = make_room(tmp_path, "a")
+    assert earlier == tmp_path / "a-2"
+    os.close(third)
 
 
 def test_a_module(place: Path) -> None:

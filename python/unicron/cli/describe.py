@@ -30,27 +30,32 @@ def main(
         return
     layout = view["layout"]
     print(f"{view['task']}: {view['phase']}, epoch {view['epoch']}, iteration {view['iteration']}")
+    if view["cause"]:
+        print(f"cause: {view['cause']}")
     print(f"command: {' '.join(view['command'])}")
     sizes = ", ".join(f"{name} {layout[name]}" for name in ("tp", "pp", "dp"))
     print(f"layout: {sizes}, replicas {view['replicas']}")
-    allocation = view["allocation"]
+    spent = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in view["spent_s"].items())
+    ettr = "-" if view["ettr"] is None else f"{view['ettr']:.4f}"
+    print(f"ETTR {ettr}; {spent}")
+    print(f"recovery cost in GPU-seconds: {cost_words(view['cost'])}")
+    workers = sorted(view["workers"], key=lambda w: (not w["is_member"], w["rank"]))
+    print_table(workers, COLUMNS, "no workers")
+    _print_decision(view)
+    _print_layouts(view)
+
+
+def _print_decision(view: dict[str, Any]) -> None:
+    """Why it has the slots that it has."""
     print(f"slots: {view['slots']} now, {view['target']} decided; {view['why']}")
     print(f"priority {view['priority']}, weight {view['weight']:g}")
+    allocation = view["allocation"]
     print(f"{allocation['trigger']}: {sentences(allocation['reason'])}")
     earned = ", ".join(
         f"{slots} slots {flops:.3g} FLOP/s ({view['throughput_from'][slots]})"
         for slots, flops in view["throughput"].items()
     )
-    print(f"T(t, x): {earned}")
-    spent = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in view["spent_s"].items())
-    ettr = "-" if view["ettr"] is None else f"{view['ettr']:.4f}"
-    print(f"ETTR {ettr}; {spent}")
-    print(f"recovery cost in GPU-seconds: {cost_words(view['cost'])}")
-    _print_layouts(view)
-    if view["cause"]:
-        print(f"cause: {view['cause']}")
-    workers = sorted(view["workers"], key=lambda w: (not w["is_member"], w["rank"]))
-    print_table(workers, COLUMNS, "no workers")
+    print(f"throughput: {earned}")
 
 
 def _print_layouts(view: dict[str, Any]) -> None:

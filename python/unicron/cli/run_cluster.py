@@ -15,6 +15,7 @@ from unicron.cli.run_view import RunView
 from unicron.coordinator.job import Job
 from unicron.runtime import slurm
 from unicron.runtime.local_cluster import ClusterProblem, LocalCluster
+from unicron.runtime.run_logs import make_room
 from unicron.runtime.runner import Watch, run_task
 from unicron.runtime.slurm_cluster import SlurmCluster
 
@@ -59,6 +60,18 @@ class Run:
     def here(self) -> int:
         """On this machine."""
         logs = Path(self.job.log_dir)
+        try:
+            held, earlier = make_room(logs, self.job.name)
+        except OSError as error:
+            raise Problem(f"--log-dir {logs}: {error.strerror or error}") from None
+        if earlier is not None:
+            sys.stderr.write(f"unicron: logs of the run before: {earlier}\n")
+        try:
+            return self._here(logs)
+        finally:
+            os.close(held)
+
+    def _here(self, logs: Path) -> int:
         return self._life(
             lambda: LocalCluster(
                 self.agents,
