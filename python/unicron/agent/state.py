@@ -84,7 +84,7 @@ class Worker:
         self.phase = next_phase(self.phase, trigger)
 
     def status(self) -> WorkerStatus:
-        stage = self.pulse.stage if self.pulse else Stage.STARTING
+        stage = self.pulse.stage if self.pulse else Stage.DONE if self.has_finished else Stage.STARTING
         return WorkerStatus(
             task=self.task,
             worker=self.name,
@@ -94,7 +94,7 @@ class Worker:
             waiting=self.waiting,
             ready=self.phase in (Phase.READY, Phase.FINISHED),
             epoch=self.epoch,
-            stage=stage if self.pulse or not self.has_finished else Stage.DONE,
+            stage=stage,
             iteration=self.pulse.iteration if self.pulse else -1,
             progress=self.pulse.progress if self.pulse else 0,
             loss=self.pulse.loss if self.pulse and self.pulse.committed_iteration >= 0 else None,

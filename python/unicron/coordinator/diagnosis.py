@@ -144,8 +144,7 @@ def deaf_to_plan(task: TaskState, *, may_be_long: bool = False) -> list[WorkerSt
         freed = plan.layout.replica_size == 1 or plan.layout.replica_of(rank) in plan.wounded()
         if worker is None or not freed:
             continue
-        may_take_long = worker.stage in (Stage.COMPUTE, Stage.SAVE) or is_at_own_work(worker)
-        if may_take_long and not (_is_sure(worker) or may_be_long):
+        if worker.stage in (Stage.COMPUTE, Stage.SAVE, *OWN_WORK) and not (_is_sure(worker) or may_be_long):
             continue
         if rank in task.awaiting and worker.progress == worker.progress_planned:
             deaf.append(worker)

@@ -7,8 +7,6 @@ covers all that is lost (the alternative, a plan per loss, makes everybody regro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 from unicron.coordinator.accounts import close_healing
@@ -113,7 +111,7 @@ def _is_given_up(step: Step, task: TaskState, rank: Rank) -> bool:
     heirs were tried in vain."""
     node = step.state.nodes[task.placement[rank]]
     is_tried = task.last_heirs >= step.config.last_heirs_max or task.refills.get(rank, 0) > task.job.restart_max
-    return node.phase is NodePhase.LOST or node.unfit not in ("", PENDING) or is_tried
+    return node.phase is NodePhase.LOST or _fails_checks(node) or is_tried
 
 
 def _wait_for_the_last(step: Step, task: TaskState) -> None:
@@ -141,7 +139,6 @@ def _decide_last(step: Step, task: TaskState, refills: Refills) -> None:
     task.last_heirs += 1
     reason = f"heirs for what the scripts of ranks {sorted(refills.heirs)} do behind their loops; others have finished"
     publish(step, task, Decision(PlanKind.REPLACE, members, set(refills.heirs), refills.heirs, reason))
-    end_leavers(step, task, former)
 
 
 # ------------------------------------------------------------ heirs
@@ -151,7 +148,11 @@ def _is_hopeless(task: TaskState, rank: Rank, node: NodeState) -> bool:
     """Its node's checks fail, and nobody was there who could take it at once: others go on without it. The last
     replica, and shards that nobody else has, are tried there as often as the job allows."""
     is_last = task.plan is None or len(task.plan.replicas) == 1
-    return node.unfit not in ("", PENDING) and rank in task.refills and not is_last and not task.job.layout.sharded
+    return _fails_checks(node) and rank in task.refills and not is_last and not task.job.layout.sharded
+
+
+def _fails_checks(node: NodeState) -> bool:
+    return node.unfit not in ("", PENDING)
 
 
 def _refills(step: Step, task: TaskState) -> Refills:
@@ -377,7 +378,7 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
         return True
     if _end_deaf(step, task, deaf_to_plan(task), f"since epoch {plan.epoch}"):
         return False
-    if at_work := at_own_work(task, task.awaiting):
+    if at_work := _at_own_work(task):
         why = f"the scripts of ranks {at_work} are at work of their own, which has its own bound"
         step.set_timer("heal", task.name, step.config.heal_ms_max, why)
         return False
@@ -402,9 +403,9 @@ def on_heal_timeout(step: Step, task: TaskState) -> bool:
     return False
 
 
-def at_own_work(task: TaskState, ranks: Iterable[Rank]) -> list[Rank]:
-    """Of these. An heir that waits for them at the meeting is patient (training/meeting.py)."""
-    found = ((rank, task.holder(rank)) for rank in sorted(ranks))
+def _at_own_work(task: TaskState) -> list[Rank]:
+    """Of those awaited. An heir that waits for them at the meeting is patient (training/meeting.py)."""
+    found = ((rank, task.holder(rank)) for rank in sorted(task.awaiting))
     return [rank for rank, worker in found if worker is not None and is_at_own_work(worker)]
 
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 ACTIONS = (
     "Compute", "Tie", "Reduce", "Commit", "Confirm", "Step", "Gather", "Settle", "ExchangeInside", "RebuildInside",
-    "ExchangeWorld", "RebuildCross", "FetchState", "EndIteration", "AwaitPlan", "AwaitOthers",
-    "Over",
+    "ExchangeWorld", "RebuildCross", "FetchState", "EndIteration", "AwaitPlan", "AwaitOthers", "Over",
 )  # fmt: skip
 
 WEIGHTS = {

@@ -9,8 +9,8 @@ from unicron.types import Budgets, Layout
 
 TASK = "task"
 # Of new workers, and in a new layout: a hang there must end before progress is demanded, and twice this is sure.
-EVALUATION_MS = 15_000.0  # what a script does behind its loop is shorter (worker_training.py)
 FIRST_ITERATION_MS = 10_000.0
+EVALUATION_MS = 15_000.0  # what a script does behind its loop is shorter (worker_training.py)
 
 
 @dataclass
