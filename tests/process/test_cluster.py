@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from clusters import closed_incident, eventually, plain_job, running
+from clusters import closed_incident, eventually, happened, plain_job, running
 from unicron.runtime import processes
 from unicron.runtime.client import CoordinatorRefused
 from unicron.runtime.local_cluster import ClusterProblem, LocalCluster
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(60)
 def test_a_task_runs_to_its_end(cluster: LocalCluster, tmp_path: Path) -> None:
     task = cluster.submit(plain_job("t", tmp_path, iterations=30))
     row = cluster.wait(task, 20)
-    assert (row["outcome"], row["restarts"], row["incidents"]) == ("done", 0, 0)
+    assert (row["outcome"], row["restarts"], happened(cluster, task)) == ("done", 0, [])
     for incarnation, rank in ((0, 0), (0, 1)):
         log = tmp_path / "t" / str(incarnation) / str(rank) / "stdout.log"
         assert log.read_text().splitlines()[-1] == "finished"
@@ -40,7 +40,7 @@ def test_a_killed_worker_is_replaced_and_its_arena_adopted(cluster: LocalCluster
     assert incident["root"] == {"node": "n1", "rank": 1}
     assert (incident["outcome"], incident["kind"]) == ("healed", "replace")
     # Its mutex told of the death; the exit status may come after the healing.
-    eventually(lambda: cluster.incidents(task)[0]["cause"] == "signal 9")
+    eventually(lambda: happened(cluster, task)[0]["cause"] == "signal 9")
     assert incident["method"] == "process"
     assert cluster.member(task, 1).worker != victim.worker
     out = (tmp_path / "t" / "1" / "1" / "stdout.log").read_text()
@@ -75,7 +75,7 @@ def test_an_exception_heals_and_is_fatal_the_second_time_at_the_same_place(
     task = cluster.submit(plain_job("t", tmp_path, iterations=1000, env=env))
     row = cluster.wait(task, 30)
     assert row["outcome"] == "stopped" and "InjectedFault" in row["cause"]
-    first, second = cluster.incidents(task)
+    first, second = happened(cluster, task)
     assert (first["fault"], first["text"], first["method"]) == ("exception", "boom", "exception")
     assert (first["severity"], second["severity"]) == ("SEV2", "FATAL")
     assert second["iteration"] == 100 and second["log"].endswith("/0/stderr.log")
@@ -121,7 +121,7 @@ def test_training_goes_on_without_a_coordinator_which_finds_its_task_again(
     running(cluster, task, 50)
     assert {w.worker: w.pid for w in cluster.workers(task)} == before
     assert cluster.ask("ping")["term"] == 2
-    assert cluster.wait(task, 20)["incidents"] == 0
+    assert cluster.wait(task, 20)["outcome"] == "done" and happened(cluster, task) == []
 
 
 def test_a_death_while_the_coordinator_is_away_is_healed_on_its_return(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -193,4 +193,4 @@ def test_another_cluster_of_this_machine_may_end_as_it_likes(cluster: LocalClust
         eventually(lambda: not any(map(processes.is_alive, victims)))
         eventually(lambda: not [pid for pid in processes.find(other.directory) if processes.worker_of(pid)])
     assert [cluster.member(task, rank) for rank in (0, 1)] == ours
-    assert all(processes.is_alive(member.pid) for member in ours) and cluster.incidents(task) == []
+    assert all(processes.is_alive(member.pid) for member in ours) and happened(cluster, task) == []

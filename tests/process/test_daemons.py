@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zmq
 
-from clusters import eventually, plain_job, running
+from clusters import eventually, happened, plain_job, running
 from unicron.messages import (
     MESSAGE_BYTES_MAX,
     AgentHeartbeat,
@@ -89,7 +89,7 @@ def test_messages_that_are_none_do_not_hurt_the_coordinator(cluster: LocalCluste
     large.close(0)
 
     assert cluster.task(task)["phase"] == "running"
-    assert cluster.incidents(task) == []
+    assert happened(cluster, task) == []
 
 
 def test_a_key_that_is_not_admitted_is_not_heard(cluster: LocalCluster) -> None:
@@ -153,7 +153,7 @@ def test_messages_that_are_none_do_not_hurt_an_agent(cluster: LocalCluster, tmp_
         connection.settimeout(5)
         assert connection.recv(1) == b""
     assert cluster.member(task, 0) == worker
-    assert cluster.incidents(task) == []
+    assert happened(cluster, task) == []
 
 
 def test_a_port_in_use_is_named(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -218,4 +218,4 @@ def test_a_full_disk_stops_the_deciding_and_nothing_else(cluster: LocalCluster, 
     cluster.start_coordinator()
     running(cluster, task, 50)
     assert {w.pid for w in cluster.workers(task)} == pids
-    assert cluster.incidents(task) == []
+    assert happened(cluster, task) == []

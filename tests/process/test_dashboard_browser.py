@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from browser import page, picture
-from clusters import closed_incident, end, eventually, plain_job, running
+from clusters import closed_incident, end, eventually, happened, plain_job, running
 from etcd_members import free_ports
 from unicron.runtime.dashboard_settings import DashboardSettings
 from unicron.runtime.local_cluster import LocalCluster
@@ -40,9 +40,9 @@ def test_an_incident_is_seen_as_it_happens(tmp_path: Path, capsys: pytest.Captur
 
             os.kill(next(w.pid for w in cluster.workers(task) if w.is_member), signal.SIGKILL)
             died_s = time.monotonic()
-            opened.wait_for_selector('#incidents tr[data-id="i1"]', timeout=1000 * SEEN_S_MAX)
+            opened.wait_for_selector("#incidents td:has-text('worker lost')", timeout=1000 * SEEN_S_MAX)
             seen_s = time.monotonic() - died_s
-            closed_incident(cluster, task)
+            incident = closed_incident(cluster, task)["id"]
             opened.wait_for_selector("#incidents td:has-text('healed')", timeout=1000 * SEEN_S_MAX)
             assert "next iteration committed after" in opened.inner_text("#incident")
             assert len(opened.query_selector_all("#incident li")) >= 3
@@ -52,7 +52,8 @@ def test_an_incident_is_seen_as_it_happens(tmp_path: Path, capsys: pytest.Captur
             opened.wait_for_selector('#link[data-state="lost"]', timeout=1000 * SEEN_S_MAX)
             cluster.start_coordinator()
             opened.wait_for_selector('#link[data-state="live"]', timeout=1000 * SEEN_S_MAX)
-            assert opened.inner_text("#incidents tbody td:first-child") == "i1"
+            opened.wait_for_selector(f'#incidents tr[data-id="{incident}"]', timeout=1000 * SEEN_S_MAX)
+            assert [i["id"] for i in happened(cluster, task)] == [incident]
             with capsys.disabled():
                 print(f" incident on the page {seen_s:.2f} s after the death", end="")
     finally:

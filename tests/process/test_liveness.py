@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusters import closed_incident, end, eventually, plain_job, running
+from clusters import closed_incident, end, eventually, happened, plain_job, running
 from unicron.coordinator.config import CoordinatorConfig
 from unicron.runtime.local_cluster import LocalCluster
 
@@ -36,13 +36,13 @@ def test_who_beats_is_heard_and_nobody_is_lost_by_a_freeze(cluster: LocalCluster
     time.sleep(4.0)  # four times what makes a node silent
     os.kill(coordinator, signal.SIGCONT)
     time.sleep(1.0)
-    assert {row["phase"] for row in nodes(cluster).values()} == {"up"} and not cluster.incidents(task)
+    assert {row["phase"] for row in nodes(cluster).values()} == {"up"} and not happened(cluster, task)
 
     agent = cluster.agent_pid("n1")
     os.kill(agent, signal.SIGSTOP)
     try:
         eventually(lambda: nodes(cluster)["n1"]["phase"] == "suspect", 30)
-        assert hearing(cluster, "n1") == "silent" and not cluster.incidents(task)
+        assert hearing(cluster, "n1") == "silent" and not happened(cluster, task)
     finally:
         os.kill(agent, signal.SIGCONT)
     eventually(lambda: nodes(cluster)["n1"]["phase"] == "up" and hearing(cluster, "n1") == "heard", 30)

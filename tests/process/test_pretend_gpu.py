@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from unicron.demo.watch import failures
+
 pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="torch has NCCL; tests/gpu is for that")
 FOLDER = Path(__file__).resolve().parents[1] / "gpu"
 SCRIPT, MOVES = FOLDER / "managed.py", FOLDER / "moves.py"
@@ -25,7 +27,7 @@ def test_killed_workers_are_replaced_bit_for_bit(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=220)
     assert result.returncode == 0, result.stdout + result.stderr
     runs = [json.loads(line) for line in (tmp_path / "managed.jsonl").read_text().splitlines()]
-    sources = {run["case"]: [incident["state_source"] for incident in run["incidents"]] for run in runs}
+    sources = {run["case"]: [incident["state_source"] for incident in failures(run["incidents"])] for run in runs}
     # A state torn in the step is never used: it comes from the replica; the other lies in the dead worker's arena.
     assert sources == {"reference": [], "kill-reduce": ["own_arena"], "kill-step": ["replica"]}
     said = "".join(path.read_text() for path in tmp_path.rglob("stdout.log"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters import PLAIN, eventually, plain_job
+from clusters import PLAIN, eventually, happened, plain_job
 from servers import ROOT, Server, program
 from slurm_servers import Slurm
 from unicron.runtime import processes, slurm
@@ -203,7 +203,7 @@ def test_two_jobs_lend_their_nodes_to_a_coordinator_outside(cluster: Slurm, tmp_
         eventually(lambda: [(n["phase"], n["why"]) for n in outside.ask("nodes")] == [("up", "")] * 4, 60)
         cluster.call("scancel", "--batch", "--signal=USR1", first)
         eventually(lambda: {w.node for w in outside.workers(task)} == {"n2", "n3"}, 60)
-        eventually(lambda: {i["outcome"] for i in outside.incidents(task)} == {"healed"}, 60)
+        eventually(lambda: {i["outcome"] for i in happened(outside, task)} == {"healed"}, 60)
         outside.cancel(task)
 
 

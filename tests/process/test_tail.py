@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from servers import ROOT
+from unicron.demo.watch import failures
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,7 +49,7 @@ def run(place: Path, tail: str) -> tuple[subprocess.CompletedProcess[str], dict[
 def test_a_tail_that_fails_once_is_done_again(tmp_path: Path, how: str) -> None:
     ended, result = run(tmp_path, ONCE.format(how=f"import sys; {how}"))
     assert (ended.returncode, result["outcome"]) == (0, "done"), ended.stderr
-    incidents = result["incidents"]
+    incidents = failures(result["incidents"])
     assert isinstance(incidents, list) and [i["outcome"] for i in incidents] == ["healed"], ended.stderr
     assert (tmp_path / "exported").read_text() == "whole"
 

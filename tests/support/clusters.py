@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unicron.coordinator.job import Job
+from unicron.demo.watch import failures
 from unicron.runtime import processes
 from unicron.runtime.local_cluster import LocalCluster
 from unicron.types import Layout
@@ -61,11 +62,16 @@ def running(cluster: LocalCluster, task: str, iteration: int = 3) -> None:
     eventually(is_running)
 
 
+def happened(cluster: LocalCluster, task: str = "") -> list[dict[str, Any]]:
+    """The incidents of something that failed: slow ranks of a busy machine are only told."""
+    return failures(cluster.incidents(task))
+
+
 def closed_incident(cluster: LocalCluster, task: str, number: int = 1) -> dict[str, Any]:
-    """The number-th incident that cost something, once it has an outcome. (Slow ranks of a busy machine are told.)"""
+    """The number-th incident of something that failed, once it has an outcome."""
 
     def found() -> dict[str, Any] | None:
-        incidents = [i for i in cluster.incidents(task) if not i["is_only_told"]]
+        incidents = happened(cluster, task)
         done = len(incidents) >= number and incidents[number - 1]["outcome"]
         return incidents[number - 1] if done else None
 

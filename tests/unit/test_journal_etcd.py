@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from clusters import eventually
 from etcd_members import EtcdMembers, Wire
 from unicron.runtime import journal_etcd
 from unicron.runtime.coordinator_settings import EtcdSettings
@@ -264,6 +265,8 @@ def test_a_copy_that_was_interrupted_is_no_journal_until_it_is_made_again(
 def test_a_leader_that_was_only_late_goes_on(etcd: EtcdMembers, settings: EtcdSettings) -> None:
     """Its own clock says that somebody may lead by now; etcd says that its lease never ran out."""
     leadership = lead(settings)
+    granted_ms = leadership._term._until_ms
+    eventually(lambda: leadership._term._until_ms > granted_ms, 10)  # the next refresh is a second away
     leadership._term._until_ms = 0.0
     leadership.require()
     assert leadership.left_s > 0

@@ -34,7 +34,6 @@ from unicron.runtime.journal_problem import LeadershipLost
 SILENCE_S = (HEARTBEAT_MS + HEARTBEAT_TIMEOUT_MS) / 1000
 LEASE_S_MIN = 2  # etcd with its usual election timeout grants no shorter one
 RETRY_S = 0.1
-HOLD_S = 0.5  # a leader whose span is over waits so long for etcd's word
 
 
 def margin_s(lease_s: float) -> float:
@@ -53,7 +52,8 @@ class Leadership:
         self._lease = lease
         # a member that says nothing must not cost the whole span
         self._etcd = Etcd(msgspec.structs.replace(settings, request_s=min(settings.request_s, settings.lease_s / 4)))
-        self._stop = threading.Event()
+        self._turn = threading.Event()  # of the thread: ask now, or end
+        self._is_closed = False
         self._asked = threading.Condition()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
         self._thread.start()
@@ -63,13 +63,19 @@ class Leadership:
         to say that the lease never ran out: then nobody can have followed."""
         left_s = self.left_s
         if left_s <= 0 and not self._term.is_lost:
+            self._turn.set()
             with self._asked:
-                self._asked.wait_for(lambda: self.left_s > 0 or self._term.is_lost, HOLD_S)
+                self._asked.wait_for(lambda: self.left_s > 0 or self._term.is_lost, self.hold_s)
             left_s = self.left_s
         if self._term.is_lost:
             raise LeadershipLost("its lease ran out: another coordinator may decide")
         if left_s <= 0:
             raise LeadershipLost(f"its lease was not refreshed in time: {-left_s:.1f} s too late to decide")
+
+    @property
+    def hold_s(self) -> float:
+        """A leader whose span is over waits so long for etcd's word: for one refresh that fails, and another."""
+        return 2 * self._etcd.settings.request_s + RETRY_S
 
     @property
     def left_s(self) -> float:
@@ -81,7 +87,11 @@ class Leadership:
 
     def _keep(self) -> None:
         wait_s = 0.0
-        while not self._stop.wait(wait_s):
+        while True:
+            self._turn.wait(wait_s)
+            self._turn.clear()
+            if self._is_closed:
+                return
             began_s = clock_s()
             try:
                 is_there = self._etcd.refresh(self._lease)
@@ -99,7 +109,8 @@ class Leadership:
             wait_s = self._term.refresh_ms / 1000
 
     def close(self) -> None:
-        self._stop.set()
+        self._is_closed = True
+        self._turn.set()
         self._thread.join(2 * self._etcd.settings.request_s)
         if not self._thread.is_alive():
             self.lose()
