@@ -127,6 +127,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sharded: bool = False  # each replica holds and steps its own shard of the optimizer's state (no copy elsewhere)
     buddy: bool = False  # of a sharded state: a rank on another node keeps a copy of each shard, renewed by every step
     buddy_every: int = 0  # iterations; > 0: copies are made beside the training, and a lost node takes all back to one
+    instances: int = 1  # of the distributed optimizer: each shard is held and stepped by so many ranks of its position
 
     @property
     def replica_size(self) -> int:
@@ -147,9 +148,20 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.replica_size * self.num_replicas
 
     @property
-    def has_only_copies(self) -> bool:
-        """Whether each rank's state is the only copy of it: then its step must be one that an heir can finish."""
+    def num_shards(self) -> int:
+        """Of a position's optimizer state outside of experts: one of each instance's replicas has the same."""
+        return self.num_replicas // self.instances if self.sharded else 1
+
+    @property
+    def steps_undoably(self) -> bool:
+        """Whether the step is one that an heir can finish. Where a state has one holder it must be. With several
+        instances of the optimizer it is as well: the shard's other holder is further away than its own arena."""
         return self.sharded or self.num_replicas == 1
+
+    @property
+    def copies_shards(self) -> bool:
+        """Whether what a lost node takes of a sharded state is in the memory of another one, too."""
+        return self.sharded and (self.buddy or self.instances > 1)
 
     def rank_of(self, tp: int, dp: int, pp: int) -> Rank:
         """Megatron's order tp-cp-ep-dp-pp."""
@@ -181,6 +193,22 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tp, dp, pp = self.coords(rank)
         return tuple(self.rank_of(tp, d, pp) for d in range(dp % self.ep, self.dp, self.ep))
 
+    def shard_of(self, rank: Rank) -> int:
+        """Which shard of its position's state it has."""
+        return self.replica_of(rank) % self.num_shards
+
+    def holders(self, rank: Rank) -> tuple[Rank, ...]:
+        """The ranks of its position with the same optimizer state, itself among them, one an instance: copies of each
+        other. Of a plain optimizer all peers."""
+        if self.sharded and self.instances == 1:
+            return (rank,)
+        return self.peers(rank)[self.shard_of(rank) :: self.num_shards]
+
+    def shard_mates(self, rank: Rank) -> tuple[Rank, ...]:
+        """Those with the other shards of its instance of the optimizer, in the order of their shards."""
+        first = self.replica_of(rank) // self.num_shards * self.num_shards
+        return self.peers(rank)[first : first + self.num_shards]
+
     def dense_peers(self, rank: Rank) -> tuple[Rank, ...]:
         """Those with the same parameters outside of experts: all lanes of all replicas."""
         tp, _, pp = self.coords(rank)
@@ -199,6 +227,21 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """In the order of their positions."""
         lanes = range(replica * self.ep, (replica + 1) * self.ep)
         return tuple(self.rank_of(t, d, p) for p in range(self.pp) for d in lanes for t in range(self.tp))
+
+
+def refusal_of_instances(instances: int, dp: int, ep: int, *, sharded: bool, buddy: bool = False) -> str:
+    """Why a task cannot have so many instances of its optimizer; '' when it can."""
+    if instances == 1:
+        return ""
+    if not sharded:
+        return f"{instances} optimizer instances: only a distributed optimizer has several"
+    if ep > 1:
+        return f"{instances} optimizer instances with ep {ep}: in this version one of both must be 1"
+    if instances < 1 or dp % instances:
+        return f"{instances} optimizer instances: dp {dp} does not divide by that"
+    if buddy:
+        return f"{instances} optimizer instances: these are copies of each shard already, leave the buddies out"
+    return ""
 
 
 class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from unicron.runtime.client import CoordinatorRefused, CoordinatorSilent, RequestUnfit, from_environment
@@ -18,6 +19,8 @@ from unicron.runtime.keys import KeyProblem
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from unicron.types import Layout
 
 FAILURE = 1
 INT_MAX = 2**31 - 1  # of an option that counts or names a number
@@ -34,6 +37,9 @@ KNOWN_PROBLEMS = (
     RequestUnfit,
 )
 
+Instances = Annotated[
+    int, typer.Option("--optimizer-instances", help="Of a distributed optimizer: so many ranks hold each shard.", min=1)
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Coordinator = Annotated[str, typer.Option(help="host:port; default UNICRON_COORDINATOR, else the local one.")]
 Interface = Annotated[
@@ -175,6 +181,16 @@ def _table(rows: list[dict[str, Any]], fields: Mapping[str, str], title: str, *,
 def sentences(text: str) -> str:
     """Of a decision's reason, which may be several hundred characters: a line each, indented from the second on."""
     return text.replace(". ", ".\n  ")
+
+
+def with_instances(layout: Layout, instances: int) -> Layout:
+    """--optimizer-instances. Raises Problem with the reason when the layout cannot have so many."""
+    from unicron.types import refusal_of_instances
+
+    why = refusal_of_instances(instances, layout.dp, layout.ep, sharded=layout.sharded, buddy=layout.buddy)
+    if why:
+        raise Problem(why, 2)
+    return msgspec.structs.replace(layout, instances=instances)
 
 
 def buddies_of(buddy: bool, every: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unicron.cli.common import Json, Problem, buddies_of, print_json
+from unicron.cli.common import Instances, Json, Problem, buddies_of, print_json, with_instances
 from unicron.demo.scenarios import ITERATIONS
 
 OPTIMIZERS = ("plain", "distributed")
@@ -38,6 +38,7 @@ def main(
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: the same bits at any width.")] = False,
     buddy: Annotated[bool, typer.Option("--buddy", help="Of a distributed optimizer: copies on another node.")] = False,
     buddy_every: Annotated[int, typer.Option(help="The same, every so many iterations, beside the training.")] = 0,
+    optimizer_instances: Instances = 1,
     seed: Annotated[int, typer.Option(help="Of random-kills.")] = 0,
     report: Annotated[str, typer.Option(help="Folder of runs, logs and picture.")] = "unicron-demo",
     keep: Annotated[bool, typer.Option("--keep", help="Keep gradients and weights.")] = False,
@@ -61,10 +62,11 @@ def main(
     sharded = optimizer == "distributed"
     buddy = _buddies(buddy, buddy_every, sharded=sharded)
     names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=sharded))
+    sizes = layout_of(
+        *_sizes(layout, experts, ep), ep=ep, sharded=sharded, exact=exact, buddy=buddy, buddy_every=buddy_every
+    )
     options = Options(
-        layout_of(
-            *_sizes(layout, experts, ep), ep=ep, sharded=sharded, exact=exact, buddy=buddy, buddy_every=buddy_every
-        ),
+        with_instances(sizes, optimizer_instances),
         iterations,
         seed,
         Path(report),

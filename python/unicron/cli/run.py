@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from unicron.cli.common import Interface, Json, Problem, StateInterface, buddies_of
+from unicron.cli.common import Instances, Interface, Json, Problem, StateInterface, buddies_of, with_instances
 from unicron.types import Layout
 
 AGENTS = "As if so many nodes; default 1. In a Slurm allocation: those that train, the rest stands by; default all."
@@ -50,6 +50,7 @@ def main(
     exact: Annotated[bool, typer.Option("--exact", help="Sums in integers: one result whatever fails.")] = False,
     buddy: Annotated[bool, typer.Option("--buddy", help="Distributed: each shard is copied to another node.")] = False,
     buddy_every: BuddyEvery = 0,
+    optimizer_instances: Instances = 1,
     micro_batches: MicroBatches = 0,
     micro_batch: Annotated[int, typer.Option(help="Samples in one.")] = 1,
     checkpoint_dir: CheckpointDir = "",
@@ -90,6 +91,7 @@ def main(
     is_managed = seems_managed(command) if managed is None else managed
     layout = world_layout(agents * slots, tp, pp, micro_batch, micro_batches, ep=ep)
     layout = _layout(layout, optimizer, exact=exact, buddy=buddy, buddy_every=buddy_every)
+    layout = with_instances(layout, optimizer_instances)
     job = Job(
         name=name or _name(script[0]),
         command=command,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from unicron.planner.cluster import FLOPS_MAX, NAME, WEIGHT_MAX
-from unicron.types import Budgets, Layout
+from unicron.types import Budgets, Layout, refusal_of_instances
 
 ITERATION_FLOP_MAX = 1e30  # above any model's, as FLOPS_MAX is above any task's FLOP/s
 
@@ -54,6 +54,11 @@ def refusal_of(job: Job) -> str:
         return f"layout: cp {layout.cp} must be 1: context parallelism cannot be healed"
     if why := _experts_refusal(job):
         return why
+    copied = refusal_of_instances(layout.instances, layout.dp, layout.ep, sharded=layout.sharded, buddy=layout.buddy)
+    if copied:
+        return f"layout: {copied}"
+    if job.layouts and max(layout.instances, *(other.instances for other in job.layouts)) > 1:
+        return "layouts: with several optimizer_instances a task keeps its layout in this version; give one layout"
     for other in job.layouts:
         if why := _layout_refusal(layout, other):
             return why

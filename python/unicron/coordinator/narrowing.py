@@ -25,7 +25,7 @@ import msgspec
 
 from unicron.coordinator.state import State, TaskState, node_order
 from unicron.coordinator.transitions import NodePhase
-from unicron.types import Layout, Rank
+from unicron.types import EpochPlan, Layout, Rank
 
 
 def narrows(task: TaskState) -> bool:
@@ -94,13 +94,21 @@ def may_be_there_still(state: State, task: TaskState, gone: Collection[Rank]) ->
         return member is not None and state.nodes[member.node].probe_answer != "gone"
 
     bare = _bare(state, task, gone)
-    return bool(bare) and all(is_silent(rank) or is_silent(plan.holder_of(rank)) for rank in bare)
+    return bool(bare) and all(any(map(is_silent, (rank, *_keepers(plan, rank)))) for rank in bare)
 
 
 def _bare(state: State, task: TaskState, gone: Collection[Rank]) -> list[Rank]:
     """Those of which who keeps the copy is gone, too."""
     assert task.plan is not None
-    return [rank for rank in sorted(gone) if _is_gone(state, task, task.plan.holder_of(rank))]
+    plan = task.plan
+    return [rank for rank in sorted(gone) if all(_is_gone(state, task, each) for each in _keepers(plan, rank))]
+
+
+def _keepers(plan: EpochPlan, rank: Rank) -> tuple[Rank, ...]:
+    """Who else has this rank's shard: its buddy, or those that step it in the other instances."""
+    if plan.layout.buddy:
+        return (plan.holder_of(rank),)
+    return tuple(other for other in plan.layout.holders(rank) if other != rank)
 
 
 def _is_gone(state: State, task: TaskState, rank: Rank) -> bool:

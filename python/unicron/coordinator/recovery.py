@@ -161,14 +161,14 @@ def _refills(step: Step, task: TaskState) -> Refills:
     if not task.state_lost:
         if not _waits_for_its_state(step, task):
             take_standbys(step, task)
-            if layout.buddy:
+            if layout.copies_shards:
                 _move_homes(step, task)
-        if layout.buddy:
+        if layout.copies_shards:
             _invite_guests(step, task)
     for rank in sorted(task.lost):
         node = step.state.nodes[task.placement[rank]]
         is_gone = node.phase is NodePhase.LOST or _has_shrunk(step, node) or _is_hopeless(task, rank, node)
-        is_kept = layout.buddy and not task.state_lost  # its node, or slots elsewhere, may come in time
+        is_kept = layout.copies_shards and not task.state_lost  # its node, or slots elsewhere, may come in time
         if (is_gone and not is_kept) or task.refills.get(rank, 0) > task.job.restart_max:
             refills.leaving.add(layout.replica_of(rank))
     staying = [rank for rank in sorted(task.lost) if layout.replica_of(rank) not in refills.leaving]
@@ -206,11 +206,11 @@ def _waits_for_its_state(step: Step, task: TaskState) -> bool:
     """Elsewhere its roles would find neither shard nor copy, and go back to a checkpoint. Without one that is the end
     of the task, so what may be whole on a silent node is waited for, as long as a worker may take to come."""
     gone = gone_with_their_node(step.state, task)
-    return task.job.layout.buddy and nothing_to_restore(task) and may_be_there_still(step.state, task, gone)
+    return task.job.layout.copies_shards and nothing_to_restore(task) and may_be_there_still(step.state, task, gone)
 
 
 def _move_homes(step: Step, task: TaskState) -> None:
-    """Roles whose node is gone go where slots are free, when buddies hold their shards (healing/buddies.py)."""
+    """Roles whose node is gone go where slots are free, when others have their shards, too."""
     layout = task.job.layout
     gone = set(gone_with_their_node(step.state, task))
     free = free_slots(step.state)
@@ -270,8 +270,8 @@ def _decide(step: Step, task: TaskState, refills: Refills) -> None:
     }
     if refills.leaving and layout.sharded:
         reason = f"replicas {sorted(refills.leaving)} left with their shards of the optimizer's state"
-        if not task.asked.layout.buddy:
-            reason += ", of which nobody keeps copies (backup in the job file does)"
+        if not task.asked.layout.copies_shards:
+            reason += ", of which nobody keeps copies (backup in the job file does, and several optimizer_instances)"
         wait_for_slots(step, task, reason)
         return
     if not members:

@@ -122,6 +122,8 @@ def _refusal(step: Step, task: TaskState, layout: Layout, is_width: bool) -> str
         return f"task {task.name} leaves its slots: {task.leaving}"
     if step.state.gpu:
         return "layouts change in memory on CPUs only in this version"
+    if layout.instances > 1:
+        return "several optimizer instances: the layout stays as it is in this version"
     return "" if is_width else refusal_to_reach(task.job, layout)
 
 

@@ -28,9 +28,9 @@ def roles_of_a_node(target: Mapping[Rank, str]) -> int:
 
 
 def can_be_helped(task: TaskState) -> bool:
-    """A standby takes state from a replica, or from a buddy; of one that has neither there is nothing to take."""
+    """A standby takes state from a replica, or a shard from its copy; without either there is nothing to take."""
     layout = task.job.layout
-    return task.job.managed and layout.num_replicas > 1 and (layout.buddy or not layout.sharded)
+    return task.job.managed and layout.num_replicas > 1 and (layout.copies_shards or not layout.sharded)
 
 
 def standbys_for(

@@ -34,6 +34,7 @@ class Row:
     variant: Variant = PLAIN
     exact: bool = False
     ep: int = 1
+    instances: int = 1
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -42,7 +43,7 @@ class Row:
     def layout(self) -> Layout:
         return layout_of(
             *self.sizes, ep=self.ep, sharded=self.sharded, exact=self.exact, buddy=self.buddy,
-            buddy_every=self.buddy_every,
+            buddy_every=self.buddy_every, instances=self.instances,
         )  # fmt: skip
 
     def has(self, case: Case) -> bool:
@@ -82,6 +83,8 @@ ROWS = (
     Row("1,2,4-ep2", 1, 2, 4, ep=2, variant=Variant(experts=4)),
     Row("1,1,4-experts", 1, 1, 4, variant=Variant(experts=4)),
     Row("1,1,4-exact-ep2", 1, 1, 4, ep=2, exact=True, variant=Variant(experts=4)),
+    Row("1,1,4-distributed-instances-2", 1, 1, 4, sharded=True, instances=2),
+    Row("1,2,4-distributed-instances-2-bf16", 1, 2, 4, sharded=True, instances=2, variant=Variant(bf16=True)),
     Row("1,2,2-distributed-unclipped", 1, 2, 2, sharded=True, variant=Variant(unclipped=True)),
 )
 

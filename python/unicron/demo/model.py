@@ -102,6 +102,7 @@ def wrap(model: GPTModel, config: TransformerConfig, layout: Layout, variant: Va
         overlap_param_gather=variant.overlap and layout.sharded,
         bucket_size=OVERLAP_BUCKET if variant.overlap else None,
         use_distributed_optimizer=layout.sharded,
+        num_distributed_optimizer_instances=layout.instances,
     )
     if torch.cuda.is_available():
         model = model.cuda()

@@ -42,7 +42,7 @@ SCRIPT = ("-m", "unicron.demo.train")
 
 def layout_of(
     tp: int, pp: int, dp: int, *, ep: int = 1, sharded: bool = False, exact: bool = False, buddy: bool = False,
-    buddy_every: int = 0,
+    buddy_every: int = 0, instances: int = 1,
 ) -> Layout:  # fmt: skip
     return Layout(
         tp=tp,
@@ -55,6 +55,7 @@ def layout_of(
         exact=exact,
         buddy=buddy,
         buddy_every=buddy_every,
+        instances=instances,
     )
 
 
@@ -247,6 +248,7 @@ class Suite:
         arguments += ["--micro-batch", str(layout.micro_batch)]
         arguments += ["--num-micro-batches", str(layout.num_micro_batches)]
         arguments += ["--sharded"] if layout.sharded else []
+        arguments += ["--instances", str(layout.instances)]
         try:
             plain_processes(arguments, layout.world_size, self._logs / "unmanaged")
         except WatchProblem as problem:  # a number is missing then; no scenario needs it

@@ -224,7 +224,7 @@ def kill_rest(layout: Layout, _seed: int) -> Scenario:
 @scenario
 def kill_step(layout: Layout, _seed: int) -> Scenario:
     says, source = "the torn state is not used", "replica"
-    if layout.has_only_copies:
+    if layout.steps_undoably:
         says, source = "the heir undoes what is open and finishes the step", "own_arena"
     return Scenario(
         "kill-step",
@@ -355,12 +355,13 @@ def agent_alone(layout: Layout, _seed: int) -> Scenario:
 
 def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
     node = layout.num_replicas - 1
-    if layout.buddy and layout.ep > 1:  # its layout cannot change
+    if layout.copies_shards and (layout.ep > 1 or layout.instances > 1):  # its layout cannot change
         return Scenario(
             name,
-            f"{says}; its shards of the optimizer's state are taken from their buddies when it comes back",
-            from_buddies(
-                Expect("healed", severities=("SEV1",), incidents_max=layout.replica_size + 1, replaced=None), layout
+            f"{says}; its shards of the optimizer's state are taken from their copies, on other nodes until it is back",
+            Expect(
+                "resized", severities=("SEV1", "INFO"), incidents_max=layout.replica_size + 2, replaced=None,
+                is_grown=True, told_more=True,
             ),
             acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION, node, delay_s=2.0)),
         )  # fmt: skip
@@ -396,7 +397,7 @@ def from_buddies(expect: Expect, layout: Layout) -> Expect:
     return replace(
         expect,
         outcome="healed",
-        state_sources=("buddy",),
+        state_sources=("buddy" if layout.buddy else "replica",),
         groups_kept=False,
         iterations_lost_max=every + 1 if every else 0,
         recomputed_replicas=expect.recomputed_replicas + again,

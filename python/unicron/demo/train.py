@@ -36,6 +36,7 @@ def main() -> None:
         micro_batch=options.micro_batch,
         num_micro_batches=options.num_micro_batches,
         sharded=options.sharded,
+        instances=options.instances,
     ) as session:
         from unicron.demo import model as demo
         from unicron.demo.record import Counted, Recorder
@@ -146,6 +147,7 @@ def parse() -> argparse.Namespace:
     unmanaged.add_argument("--micro-batch", type=int, default=2)
     unmanaged.add_argument("--num-micro-batches", type=int, default=0)
     unmanaged.add_argument("--sharded", action="store_true", help="the distributed optimizer")
+    unmanaged.add_argument("--instances", type=int, default=1, help="of it")
     return parser.parse_args()
 
 

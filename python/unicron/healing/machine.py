@@ -525,7 +525,8 @@ class HealingMachine:
     def _takes_part(self, fetch: Fetch) -> bool:
         if fetch.copy:
             return self.rank == fetch.source or self.rank in fetch.targets
-        return fetch.position == position_of(self.layout, self.rank)
+        mine = position_of(self.layout, self.rank), self.layout.shard_of(self.rank)
+        return (fetch.position, fetch.shard) == mine
 
     def _fetched(self) -> do.AnyAction:
         assert self._verdict is not None

@@ -39,6 +39,7 @@ class Fetch(msgspec.Struct, frozen=True):
     copy: bool = False  # the source's copy of the (one) target's shard, not its own state
     iteration: int = -1  # of the copy
     steps: bool = False  # the copy is one step behind: the gradient comes along, and the target does the step
+    shard: int = 0  # of the position's state, where several ranks have each
     side_by_side: bool = False  # each target has a source of its own choice; else one serves all, one after the other
 
 
@@ -141,11 +142,11 @@ def _dealt(records: Sequence[Record], commit: CommitResult | None) -> tuple[int,
 
 
 def _lost_positions(layout: Layout, holders: Sequence[Record], kept: set[Rank]) -> tuple[int, ...]:
-    """Positions whose state nobody holds: of replicated state the last copy, of sharded state any shard. kept: ranks
-    of whose shard somebody else has a usable copy."""
+    """Positions whose state nobody holds: of replicated state the last copy, of sharded state any shard's last one.
+    kept: ranks of whose shard somebody else has a usable copy."""
     have = {r.rank for r in holders} | kept
     if layout.sharded:
-        lacking = [r for r in range(layout.world_size) if r not in have]
+        lacking = [r for r in range(layout.world_size) if have.isdisjoint(layout.holders(r))]
         return tuple(sorted({position_of(layout, r) for r in lacking}))
     held = {position_of(layout, r) for r in have}
     return tuple(p for p in range(layout.replica_size) if p not in held)
@@ -185,9 +186,11 @@ def resolve_world(plan: EpochPlan, records: Sequence[Record]) -> WorldVerdict:
     # Copies made beside the training are renewed at every meeting, by the gathering: who keeps whose may be another.
     renews = layout.buddy_every > 0
     gathered = all(is_gathered(r, commit, sharded=layout.sharded) for r in holders)
-    gather = renews or bool(copies) or not gathered or _lacks_copies(plan, records, iteration)
+    fetches = copies or _fetches(plan, records)
+    # A shard comes without the others' parts of the parameters.
+    gather = renews or (layout.sharded and bool(fetches)) or not gathered or _lacks_copies(plan, records, iteration)
     return WorldVerdict(
-        iteration, commit, copies or _fetches(plan, records), dealt, compute, have, shared, (),
+        iteration, commit, fetches, dealt, compute, have, shared, (),
         reduced_everywhere, gather, _why(compute, reduced_everywhere), branch=holders[0].branch,
         repeat=repeat,
     )  # fmt: skip
@@ -281,12 +284,13 @@ def _num_segments(plan: EpochPlan, records: Sequence[Record], position: int) -> 
 def _fetches(plan: EpochPlan, records: Sequence[Record]) -> tuple[Fetch, ...]:
     fetches = []
     side_by_side = all(record.side_by_side for record in records)
-    for position in range(plan.layout.replica_size):
-        here = [r for r in records if position_of(plan.layout, r.rank) == position]
-        targets = tuple(r.rank for r in here if not r.has_state)
-        if targets:
-            source = min(r.rank for r in here if r.has_state)
-            fetches.append(Fetch(position, source, targets, side_by_side=side_by_side))
+    lacking = {plan.layout.holders(r.rank) for r in records if not r.has_state}
+    have = {r.rank for r in records if r.has_state}
+    for same in sorted(lacking, key=lambda ranks: (position_of(plan.layout, ranks[0]), ranks)):
+        position, shard = position_of(plan.layout, same[0]), plan.layout.shard_of(same[0])
+        targets = tuple(r.rank for r in records if r.rank in same and not r.has_state)
+        source = min(have & set(same))
+        fetches.append(Fetch(position, source, targets, shard=shard, side_by_side=side_by_side))
     return tuple(fetches)
 
 

@@ -32,6 +32,7 @@ class LayoutFields(msgspec.Struct, forbid_unknown_fields=True):
     micro_batch: int = 1
     num_micro_batches: int = 0  # 0: from global_batch, else 4 a replica
     optimizer: Literal["plain", "distributed"] = "plain"  # distributed: each replica holds a shard of its state
+    optimizer_instances: int = 1  # of the distributed optimizer: so many replicas hold each shard
 
 
 class WorkerFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -349,6 +350,7 @@ def layout_of(fields: LayoutFields, global_batch: int = 0) -> Layout:
         micro_batch=fields.micro_batch,
         num_micro_batches=count or 4 * dp,
         sharded=fields.optimizer == "distributed",
+        instances=fields.optimizer_instances,
     )
 
 

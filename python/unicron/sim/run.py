@@ -71,7 +71,7 @@ def _disturbed(options: Options) -> Options:
         options.num_faults += rng.randint(1, 4)
         options.faults_ms = max(options.faults_ms, 4_000.0) * 1.5
     options.weights = drawn_weights(rng, options.coordinators)
-    if any(task.layout.buddy for task in options.tasks):  # whose way on without a node is what there is to see
+    if any(task.layout.copies_shards for task in options.tasks):  # whose way on without a node is what there is to see
         options.weights["node"] = max(options.weights["node"], NODE_WEIGHT)
     options.weights.update(dict.fromkeys(NEEDED.get(options.plant, ()), 30.0))
     if options.plant == "keep-all":
@@ -93,6 +93,8 @@ def _one_task(seed: int, plant: str, rng: random.Random, shape: tuple[int, int, 
     layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=num_micro_batches, sharded=sharded)
     if sharded and dp > 1 and random.Random(f"{seed}/buddy").random() < 0.7:  # loses nodes, and goes on narrower
         layout = structs.replace(layout, buddy=True)
+    elif sharded and dp > 1 and dp % 2 == 0:  # loses nodes, and its shards have holders on others
+        layout = structs.replace(layout, instances=2)
     spares = 0 if plant else random.Random(f"{seed}/standbys").choice((0, 0, 1, 2))
     slow = rng.random() < 0.2
     iterations = rng.randint(40, 120) if rng.random() < 0.15 else 1_000_000

@@ -117,6 +117,12 @@ class WorkerHealing(WorkerTraining):
             self.lanes = self.world.group(f"{self.task}/lanes/{epoch}", lanes) if len(lanes) > 1 else None
             if self.lanes is not None:
                 self.groups.append((self.lanes, self.layout.num_replicas > 1))
+        if self.layout.instances > 1:
+            self._forget(self.mates)
+            mates = {r: w for r, w in members.items() if r in self.layout.shard_mates(self.rank)}
+            self.mates = self.world.group(f"{self.task}/mates/{epoch}", mates) if len(mates) > 1 else None
+            if self.mates is not None:
+                self.groups.append((self.mates, True))
         self._forget(self.everybody)
         self.everybody = self.world.group(f"{self.task}/world/{epoch}", members) if len(members) > 1 else None
         if self.everybody is not None:
@@ -141,10 +147,11 @@ class WorkerHealing(WorkerTraining):
             if results[fetch.source] != action.iteration:
                 self.world.violate(f"{self.name} took iteration {results[fetch.source]}, not {action.iteration}")
             if self.rank in fetch.targets:
-                self.memory.end_step(action.iteration)
+                self.world.count("fetch of a shard" if self.layout.sharded else "fetch")
+                self.memory.end_step(action.iteration, gathered=not self.layout.sharded)
             self._done()
 
-        tag = ("fetch", action.plan.epoch)
+        tag = ("fetch", action.plan.epoch, fetch.shard)
         self._within(self.data, tag, self.memory.iteration, fetched, tuple(sorted(both)))
 
     def _fetch_copy(self, action: do.FetchState) -> None:

@@ -49,6 +49,7 @@ class WorkerProcess:
         self.inside: Group | None = None
         self.data: Group | None = None
         self.lanes: Group | None = None  # of all replicas, where there are several in each
+        self.mates: Group | None = None  # of its instance of the optimizer, where there are several
         self.everybody: Group | None = None
         self.action: do.AnyAction | None = None
         self.token: object = None

@@ -163,8 +163,9 @@ class WorkerTraining(WorkerProcess):
                 self.memory.keep(Copy(ward_of(self.machine.plan, self.rank), self.memory.iteration))
             self._done()
 
-        replicas = range(self.layout.num_replicas)
-        self._gather_of(self.data, self.layout.replica_of(self.rank), replicas, "gather", gathered)
+        group = self.data if self.layout.instances == 1 else self.mates
+        shards = range(self.layout.num_shards)
+        self._gather_of(group, self.layout.shard_of(self.rank), shards, "gather", gathered)
 
     def _gather_of(self, group: Any, place: int, places: range, tag: str, then: Callable[[], None]) -> None:
         """Every shard must be of the same version, and there must be one of each place."""

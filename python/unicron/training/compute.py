@@ -59,13 +59,14 @@ def check_config(config: Any) -> None:
         )
 
 
-def check_ddp_config(ddp: Any) -> None:
+def check_ddp_config(ddp: Any, layout: Layout) -> None:
     """Refuse by name what puts state where unicron does not look for it."""
     instances = getattr(ddp, "num_distributed_optimizer_instances", 1)
-    if instances > 1:
+    if instances != layout.instances:
         raise ParallelismRefused(
-            f"DistributedDataParallelConfig.num_distributed_optimizer_instances is {instances}: shards of several "
-            "instances cannot be healed in this version; set it to 1 (`unicron run --buddy` keeps copies of the shards)"
+            f"DistributedDataParallelConfig.num_distributed_optimizer_instances is {instances}, the task's "
+            f"{layout.instances}: set it to session.layout.instances, and say the number that you want with "
+            "--optimizer-instances or layout.optimizer_instances"
         )
     for name in ("use_megatron_fsdp", "use_custom_fsdp"):
         if getattr(ddp, name, False):
@@ -135,7 +136,7 @@ class Computation:
                 "expert_model_parallel_size=session.layout.ep, and say the ep that you want with --ep or layout.ep"
             )
         for chunk in model.chunks:
-            check_ddp_config(chunk.ddp_config)
+            check_ddp_config(chunk.ddp_config, layout)
         self.config.finalize_model_grads_func = self._finalize
         self._schedule = get_forward_backward_func
         self.extra_metrics: list[Any] = []

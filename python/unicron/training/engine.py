@@ -107,7 +107,7 @@ class Engine:
         self.stepper = step.Stepper(optimizer, scheduler, layout, self.gradients)
         self.stepper.loss_scale.require_use(self.computation.config)
         self.machine = HealingMachine(rank, layout, len(self.gradients.segments))
-        self.transfer = StateTransfer(rank, memory, groups)
+        self.transfer = StateTransfer(rank, memory, groups, of_shards=layout.sharded)
         self.buddies = Buddies(rank, layout, memory, groups) if layout.buddy else None
         if self.buddies is not None:
             self.buddies.moves = lambda: self._pulse(Stage.GATHER)
@@ -388,7 +388,7 @@ class Engine:
 
     def _step(self, action: do.Step) -> on.AnyEvent:
         self._pulse(Stage.STEP)
-        self.ledger.begin_step(undoable=self.layout.has_only_copies)
+        self.ledger.begin_step(undoable=self.layout.steps_undoably)
         kind = self.link.pulse.take_fault(int(FaultPoint.STEP), action.commit.iteration, -1)
         half_way = (lambda: self._fault(kind, FaultPoint.STEP)) if kind else None
         self.stepper.step(action.commit, self._mark_chunk, half_way=half_way)
@@ -433,7 +433,7 @@ class Engine:
         """The parameters' shards, one of each replica, in place: who is interrupted does it again."""
         self._pulse(Stage.GATHER, waiting=True)
         self.points.maybe(FaultPoint.GATHER, 0)
-        if self.groups.dense_group() is None:
+        if self.groups.shard_mates_group() is None:
             return on.Done()
         for number, (bucket, group, shards, place) in enumerate(self._sharded_buckets()):
             if number:
@@ -452,11 +452,12 @@ class Engine:
 
     def _sharded_buckets(self) -> Iterator[tuple[Any, Any, int, int]]:
         """(bucket, group of those who hold a shard of it, number of shards, which one is this rank's). What is outside
-        of experts is sharded over all lanes of all replicas, experts over the replicas."""
-        dense, experts, layout = self.groups.dense_group(), self.groups.data_group(), self.layout
+        of experts is sharded over all lanes of all replicas (of one instance), experts over the replicas."""
+        dense, experts, layout = self.groups.shard_mates_group(), self.groups.data_group(), self.layout
+        shards = layout.dp // layout.instances
         for buffer in self.model.buffers:
             for bucket in buffer.buckets:
-                yield bucket, dense, layout.dp, layout.coords(self.rank)[1]
+                yield bucket, dense, shards, layout.coords(self.rank)[1] % shards
         for buffer in self.model.expert_parallel_buffers if experts is not None else ():
             for bucket in buffer.buckets:
                 yield bucket, experts, layout.num_replicas, layout.replica_of(self.rank)
@@ -536,21 +537,25 @@ class Engine:
         return on.Done()
 
     def _fetch_state(self, action: do.FetchState) -> on.AnyEvent:
-        """Whole parameters and optimizer state, from one rank of this position to those without."""
+        """What this rank's holders have in common, from one of them to those without: parameters and optimizer state,
+        or a shard of the latter, after which the parameters are gathered."""
         self._pulse(Stage.HEAL, waiting=True)
         self.points.maybe(FaultPoint.FETCH)
         if action.fetch.copy:
             return self._fetch_copy(action)
-        position = position_of(self.layout, self.rank)
-        nodes = {m.rank: m.node for m in action.plan.members if position_of(self.layout, m.rank) == position}
+        holders = self.layout.holders(self.rank)
+        nodes = {m.rank: m.node for m in action.plan.members if m.rank in holders}
         extra = self.transfer.run(action.fetch, nodes, self.stepper.extra_tensor(), self.ledger.begin_step)
         self.require_good(inside=False)
         for target, nbytes, ms in self.transfer.sent:
             self.account.transferred(action.plan, action.plan, self.rank, target, (nbytes, ms))
         if extra is not None:
             self.stepper.load_extra(extra)
+            if self.layout.sharded:
+                self.stepper.show_main_params()
+                self.memory.synchronize()  # the next line says that it is there
             self.ledger.set_branch(action.branch)
-            self.ledger.end_step(action.iteration, self.stepper.extra_state())
+            self.ledger.end_step(action.iteration, self.stepper.extra_state(), gathered=not self.layout.sharded)
             self.account.state_source = "replica"
         return on.Done()
 

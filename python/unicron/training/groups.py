@@ -88,7 +88,7 @@ class Groups:
         lists = {site.ranks for site in self._sites if self.rank in site.ranks}
         every = tuple(range(self.layout.world_size))
         replica = self.layout.replica_ranks(self.layout.replica_of(self.rank))
-        lists |= {every, tuple(sorted(replica)), self.layout.peers(self.rank)}
+        lists |= {every, tuple(sorted(replica)), self.layout.peers(self.rank), self.layout.holders(self.rank)}
         self._lists = sorted((r for r in lists if len(r) > 1), key=lambda r: (len(r), r))
         self._rank_lists = {
             name: list(value) for name, value in vars(parallel_state).items()
@@ -153,13 +153,23 @@ class Groups:
         """The live ranks of my position, one a replica; None when I am the only one."""
         return self._live.get(self.layout.peers(self.rank))
 
-    def dense_group(self) -> dist.ProcessGroup | None:
-        """The live ranks with my parameters outside of experts; None when I am the only one."""
-        return self._live.get(self.layout.dense_peers(self.rank))
-
     def data_index(self, rank: Rank) -> int:
         """Place of a rank of my position in data_group()."""
         return self._members[self.layout.peers(self.rank)].index(rank)
+
+    def shard_mates_group(self) -> dist.ProcessGroup | None:
+        """The ranks with the other shards outside of experts of my instance of the optimizer."""
+        layout = self.layout
+        mates = layout.dense_peers(self.rank) if layout.instances == 1 else layout.shard_mates(self.rank)
+        return self._live.get(mates)
+
+    def holders_group(self) -> dist.ProcessGroup | None:
+        """The live ranks with my optimizer state; None when I am the only one."""
+        return self._live.get(self.layout.holders(self.rank))
+
+    def holders_index(self, rank: Rank) -> int:
+        """Place of such a rank in holders_group()."""
+        return self._members[self.layout.holders(self.rank)].index(rank)
 
     # -------------------------------------------------------------- by difference
 

@@ -141,6 +141,7 @@ def _synchronize() -> None:
 class _NoStream:
     """A stream of a machine that has none: everything on it is done already."""
 
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
     def wait_stream(self, *_args: Any) -> None: ...
     def wait_event(self, *_args: Any) -> None: ...
     def synchronize(self) -> None: ...
@@ -156,6 +157,8 @@ def _stream() -> None:
     or not: "Found no NVIDIA driver". 0.16.1 asks only with several optimizer instances."""
     torch.cuda.current_stream = lambda *_args, **_kwargs: _NO_STREAM
     torch.cuda.default_stream = lambda *_args, **_kwargs: _NO_STREAM
+    # [distributed_data_parallel.py:217]: one of its own for several optimizer instances
+    torch.cuda.Stream = _NoStream
 
 
 def _experts() -> None:

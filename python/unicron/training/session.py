@@ -98,8 +98,9 @@ class _Process:
 
 @contextlib.contextmanager
 def join(
-    *, tp: int = 1, pp: int = 1, ep: int = 1, micro_batch: int = 1, num_micro_batches: int = 0, sharded: bool = False
-) -> Iterator[Any]:
+    *, tp: int = 1, pp: int = 1, ep: int = 1, micro_batch: int = 1, num_micro_batches: int = 0, sharded: bool = False,
+    instances: int = 1,
+) -> Iterator[Any]:  # fmt: skip
     """A role in a task, or an understudy's or joiner's wait for one.
 
     The arguments are used only when nothing manages the script (plain torchrun): under unicron the task says them.
@@ -110,7 +111,9 @@ def join(
     if "UNICRON_AGENT" not in os.environ:
         from unicron.training.unmanaged import UnmanagedSession
 
-        with UnmanagedSession(tp, pp, micro_batch, num_micro_batches, ep=ep, sharded=sharded) as unmanaged:
+        with UnmanagedSession(
+            tp, pp, micro_batch, num_micro_batches, ep=ep, sharded=sharded, instances=instances
+        ) as unmanaged:
             yield unmanaged
         return
     if _Process.link is None:
@@ -256,7 +259,7 @@ class Session:
                 f"the script builds a {built} optimizer, but the task was submitted with a {said} one: "
                 f"say --optimizer {built} to unicron run, or change use_distributed_optimizer"
             )
-        if not self.layout.has_only_copies:
+        if not self.layout.steps_undoably:
             return 0
         force_optimizer_state(optimizer)
         return undo_bytes(optimizer)

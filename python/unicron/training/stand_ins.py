@@ -94,6 +94,7 @@ def make_stand_ins(rank: Rank, layout: Layout) -> None:
         pipeline_model_parallel_size=layout.pp,
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
+        num_distributed_optimizer_instances=layout.instances,
         create_gloo_process_groups=False,
     )
 

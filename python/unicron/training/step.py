@@ -31,7 +31,7 @@ class ExtraStateTooLarge(ValueError):
 class Stepper:
     def __init__(self, optimizer: Any, scheduler: Any, layout: Layout, gradients: Gradients) -> None:
         self.optimizer, self.scheduler = optimizer, scheduler
-        self._undoable = UndoableStep(optimizer, gradients.memory.undo) if layout.has_only_copies else None
+        self._undoable = UndoableStep(optimizer, gradients.memory.undo) if layout.steps_undoably else None
         self.layout, self.gradients = layout, gradients
         self.loss_scale = LossScale(optimizer, exact=layout.exact)
         config = getattr(optimizer, "config", None)

@@ -3,10 +3,11 @@
 Each target is served by a source on its own node where there is one, else by whoever serves fewest: sources work side
 by side, and nothing crosses between nodes that need not.
 
-Every holder of a position's state has the same bits, so holders say the digest of theirs before anything is sent. Who
-differs from most of them has a memory that something wrote into: it is not a source, and it ends itself, so that its
-heir takes the state from another. What arrives is digested again; a source whose transfer is wrong is followed by the
-next. A source that dies meanwhile breaks the group, and the next meeting chooses again.
+Every holder of a state (a position's; a shard's, where the optimizer is distributed in several instances) has the same
+bits, so holders say the digest of theirs before anything is sent. Who differs from most of them has a memory that
+something wrote into: it is not a source, and it ends itself, so that its heir takes the state from another. What
+arrives is digested again; a source whose transfer is wrong is followed by the next. A source that dies meanwhile breaks
+the group, and the next meeting chooses again.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from unicron.healing.resolve import Fetch
 from unicron.training.groups import Groups
 from unicron.training.memory import StateMemory
 from unicron.training.nccl_groups import exchange
+from unicron.training.undoable_step import params_of, tensors_of
 from unicron.types import Rank
 
 DIGEST_MS_MAX = 60_000
+PIECE_BYTES = 64 << 20  # of a shard's tensor, sent at once
 WORD = 1 << 64
 
 
@@ -60,8 +63,10 @@ def source_lists(sources: Sequence[Rank], targets: Sequence[Rank], nodes: Mappin
 
 
 class StateTransfer:
-    def __init__(self, rank: Rank, memory: StateMemory, groups: Groups) -> None:
-        self.rank, self._memory, self._groups = rank, memory, groups
+    def __init__(self, rank: Rank, memory: StateMemory, groups: Groups, *, of_shards: bool) -> None:
+        """of_shards: what holders have in common is a shard of the optimizer's state. Their parameters may not be the
+        same yet: some have gathered the newest, and all gather them after this."""
+        self.rank, self._memory, self._groups, self._of_shards = rank, memory, groups, of_shards
         self.spoil_next = False  # a fault: what is sent next is not what the digest says
         self.sent: list[tuple[Rank, int, float]] = []  # by this rank in the last run: (target, bytes, ms)
 
@@ -77,7 +82,7 @@ class StateTransfer:
         is_target = self.rank in fetch.targets
         self.sent = []
         digests = self._all_digests(0 if is_target else self.digest(extra))
-        sources, differing = chosen_sources([(rank, digests[self._groups.data_index(rank)]) for rank in holders])
+        sources, differing = chosen_sources([(rank, digests[self._groups.holders_index(rank)]) for rank in holders])
         if self.rank in differing:
             tear()
             raise StateDiffers(f"rank {self.rank}: the state is not that of ranks {sources}: it is not used any more")
@@ -88,7 +93,9 @@ class StateTransfer:
         for turn in range(len(sources)):
             pairs = {target: lists[target][turn] for target in waiting}
             self._serve(pairs, extra)
-            right = self.rank not in pairs or self.digest(extra) == digests[self._groups.data_index(pairs[self.rank])]
+            right = (
+                self.rank not in pairs or self.digest(extra) == digests[self._groups.holders_index(pairs[self.rank])]
+            )
             waiting = self._wrong(waiting, right, side_by_side=fetch.side_by_side)
             self.sent = [sent for sent in self.sent if sent[0] not in waiting]
             if not waiting:
@@ -103,20 +110,27 @@ class StateTransfer:
 
     def _serve(self, pairs: Mapping[Rank, Rank], extra: torch.Tensor) -> None:
         """pairs: target -> source."""
-        group = self._groups.data_group()
-        pieces = [*self._memory.state_pieces(), extra]
+        group = self._groups.holders_group()
+        pieces = [*self._pieces(), extra]
         if self.rank in pairs.values():
             # Measured here: who is not the first waits for the others' turns, too.
             for target in sorted(target for target, source in pairs.items() if source == self.rank):
                 begun = time.monotonic()
                 for piece in pieces:
-                    self._send(self._spoiled(piece), self._groups.data_index(target), group)
+                    self._send(self._spoiled(piece), self._groups.holders_index(target), group)
                 self._memory.synchronize()
                 nbytes = sum(piece.numel() * piece.element_size() for piece in pieces)
                 self.sent.append((target, nbytes, (time.monotonic() - begun) * 1000))
         elif self.rank in pairs:
             for piece in pieces:
-                self._receive(piece, self._groups.data_index(pairs[self.rank]), group)
+                self._receive(piece, self._groups.holders_index(pairs[self.rank]), group)
+
+    def _pieces(self) -> list[torch.Tensor]:
+        """Flat bytes of what holders have in common."""
+        if not self._of_shards:
+            return self._memory.state_pieces()
+        shard = [tensor.view(-1).view(torch.uint8) for tensor in tensors_of(params_of(self._memory.optimizer))]
+        return [part for piece in shard for part in piece.split(PIECE_BYTES)]
 
     def _spoiled(self, piece: torch.Tensor) -> torch.Tensor:
         if not self.spoil_next:
@@ -128,7 +142,7 @@ class StateTransfer:
 
     def _all_digests(self, own: int) -> list[int]:
         """Of whatever each says, by place in the group. As two words: torch has no unsigned sums."""
-        group = self._groups.data_group()
+        group = self._groups.holders_group()
         mine = torch.tensor([own & 0xFFFFFFFF, own >> 32], dtype=torch.int64, device=self._memory.device)
         found = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
         dist.all_gather(found, mine, group=group)
@@ -140,18 +154,18 @@ class StateTransfer:
         if not side_by_side:
             return [] if self._all_say(right) else targets
         found = self._all_digests(int(right))
-        return [target for target in targets if not found[self._groups.data_index(target)]]
+        return [target for target in targets if not found[self._groups.holders_index(target)]]
 
     def _all_say(self, ok: bool) -> bool:
         word = torch.tensor([int(ok)], dtype=torch.int64, device=self._memory.device)
-        dist.all_reduce(word, op=dist.ReduceOp.MIN, group=self._groups.data_group())
+        dist.all_reduce(word, op=dist.ReduceOp.MIN, group=self._groups.holders_group())
         return bool(word.item())
 
     def digest(self, extra: torch.Tensor) -> int:
         """Of all pieces, in their order, and of the python-side state."""
         self._memory.synchronize()
         total = offset = 0
-        for piece in [*self._memory.state_pieces(), extra]:
+        for piece in [*self._pieces(), extra]:
             total += digest_of(piece, offset)
             offset += (piece.numel() * piece.element_size() + 15) // 16 * 16
         return total % WORD

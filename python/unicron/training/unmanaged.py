@@ -18,7 +18,7 @@ from unicron.training import data as data_module
 from unicron.training.chunks import Chunks
 from unicron.training.expected import Expected
 from unicron.training.scheduler import advance_scheduler
-from unicron.types import Layout
+from unicron.types import Layout, refusal_of_instances
 
 
 class UnmanagedSession:
@@ -28,8 +28,9 @@ class UnmanagedSession:
     rehearses = False
 
     def __init__(
-        self, tp: int, pp: int, micro_batch: int, num_micro_batches: int, *, ep: int = 1, sharded: bool = False
-    ) -> None:
+        self, tp: int, pp: int, micro_batch: int, num_micro_batches: int, *, ep: int = 1, sharded: bool = False,
+        instances: int = 1,
+    ) -> None:  # fmt: skip
         self.rank = int(os.environ.get("RANK", "0"))
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         if world_size % (tp * pp):
@@ -40,9 +41,12 @@ class UnmanagedSession:
             raise ValueError(f"{num_micro_batches} micro-batches do not divide over {dp} replicas")
         if dp % ep:
             raise ValueError(f"dp {dp} does not divide by ep {ep}: experts are spread over so many of its indices")
+        if why := refusal_of_instances(instances, dp, ep, sharded=sharded):
+            raise ValueError(why)
         self.layout = Layout(
-            tp=tp, pp=pp, dp=dp, ep=ep, micro_batch=micro_batch, num_micro_batches=num_micro_batches, sharded=sharded
-        )
+            tp=tp, pp=pp, dp=dp, ep=ep, micro_batch=micro_batch, num_micro_batches=num_micro_batches, sharded=sharded,
+            instances=instances,
+        )  # fmt: skip
         self._callbacks: list[Callable[..., None]] = []
 
     @property
@@ -63,6 +67,7 @@ class UnmanagedSession:
             tensor_model_parallel_size=self.layout.tp,
             pipeline_model_parallel_size=self.layout.pp,
             expert_model_parallel_size=self.layout.ep,
+            num_distributed_optimizer_instances=self.layout.instances,
             create_gloo_process_groups=False,
         )
         return self
