@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from unicron.training.compute import ParallelismRefused, PerTokenLossRequired, check_config, check_ddp_config
+from unicron.types import Layout
 
 
 @pytest.mark.parametrize(("name", "says"), [("context_parallel_size", "context")])
@@ -37,7 +38,11 @@ def test_sizes_of_one_are_welcome() -> None:
 
 
 def test_shards_that_lie_elsewhere_are_refused_by_name() -> None:
+    one, two = Layout(dp=4, sharded=True), Layout(dp=4, sharded=True, instances=2)
     for name, value in (("num_distributed_optimizer_instances", 2), ("use_megatron_fsdp", True)):
         with pytest.raises(ParallelismRefused, match=name):
-            check_ddp_config(SimpleNamespace(**{name: value}))
-    check_ddp_config(SimpleNamespace(num_distributed_optimizer_instances=1, use_megatron_fsdp=False))
+            check_ddp_config(SimpleNamespace(**{name: value}), one)
+    check_ddp_config(SimpleNamespace(num_distributed_optimizer_instances=1, use_megatron_fsdp=False), one)
+    check_ddp_config(SimpleNamespace(num_distributed_optimizer_instances=2), two)
+    with pytest.raises(ParallelismRefused, match="is 1, the task's 2"):
+        check_ddp_config(SimpleNamespace(), two)

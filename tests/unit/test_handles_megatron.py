@@ -30,8 +30,8 @@ from unicron.types import Layout
 pytestmark = pytest.mark.timeout(300)
 
 
-def layout_of(tp: int, pp: int, dp: int, *, ep: int = 1, sharded: bool = False) -> Layout:
-    return Layout(tp=tp, pp=pp, dp=dp, ep=ep, num_micro_batches=12, sharded=sharded)
+def layout_of(tp: int, pp: int, dp: int, *, ep: int = 1, sharded: bool = False, instances: int = 1) -> Layout:
+    return Layout(tp=tp, pp=pp, dp=dp, ep=ep, num_micro_batches=12, sharded=sharded, instances=instances)
 
 
 CASES = {
@@ -42,6 +42,7 @@ CASES = {
     "distributed, tp, pp, overlapped": (layout_of(2, 2, 2, sharded=True), Variant(overlap=True)),
     "bf16, sequence parallel": (layout_of(2, 1, 2), Variant(bf16=True, sequence_parallel=True)),
     "distributed, bf16": (layout_of(1, 2, 2, sharded=True), Variant(bf16=True)),
+    "distributed, two instances": (layout_of(1, 2, 4, sharded=True, instances=2), PLAIN),
     "interleaved": (layout_of(1, 2, 2), Variant(virtual_pp=2)),
     "experts": (layout_of(1, 1, 2), Variant(experts=4)),
     "experts, spread": (layout_of(1, 2, 4, ep=2), Variant(experts=4)),

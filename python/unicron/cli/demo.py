@@ -62,11 +62,9 @@ def main(
     sharded = optimizer == "distributed"
     buddy = _buddies(buddy, buddy_every, sharded=sharded)
     names = _names(scenario, scenarios.names(), scenarios.in_all(sharded=sharded))
-    sizes = layout_of(
-        *_sizes(layout, experts, ep), ep=ep, sharded=sharded, exact=exact, buddy=buddy, buddy_every=buddy_every
-    )
+    kind: Any = {"sharded": sharded, "exact": exact, "buddy": buddy, "buddy_every": buddy_every}
     options = Options(
-        with_instances(sizes, optimizer_instances),
+        with_instances(layout_of(*_sizes(layout, experts, ep), ep=ep, **kind), optimizer_instances),
         iterations,
         seed,
         Path(report),
@@ -76,8 +74,7 @@ def main(
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)
-    progress = Progress()
-    started = time.monotonic()
+    progress, started = Progress(), time.monotonic()
     outcomes = []
     try:
         with Suite(options, progress) as suite:

@@ -90,8 +90,7 @@ def main(
     agents = _agents(agents, len(allocation.nodes) if allocation else 0)
     is_managed = seems_managed(command) if managed is None else managed
     layout = world_layout(agents * slots, tp, pp, micro_batch, micro_batches, ep=ep)
-    layout = _layout(layout, optimizer, exact=exact, buddy=buddy, buddy_every=buddy_every)
-    layout = with_instances(layout, optimizer_instances)
+    layout = _layout(layout, optimizer, optimizer_instances, exact=exact, buddy=buddy, buddy_every=buddy_every)
     job = Job(
         name=name or _name(script[0]),
         command=command,
@@ -140,7 +139,7 @@ def _agents(agents: int, allocated: int) -> int:
     return agents or allocated or 1
 
 
-def _layout(layout: Layout, optimizer: str, *, exact: bool, buddy: bool, buddy_every: int) -> Layout:
+def _layout(layout: Layout, optimizer: str, instances: int, *, exact: bool, buddy: bool, buddy_every: int) -> Layout:
     if optimizer not in ("plain", "distributed"):
         raise Problem(f"--optimizer {optimizer}: say plain or distributed", 2)
     buddy = buddies_of(buddy, buddy_every)
@@ -149,9 +148,9 @@ def _layout(layout: Layout, optimizer: str, *, exact: bool, buddy: bool, buddy_e
             "--buddy copies shards of a distributed optimizer, and needs --optimizer distributed and several replicas",
             2,
         )
-    return msgspec.structs.replace(
-        layout, sharded=optimizer == "distributed", exact=exact, buddy=buddy, buddy_every=buddy_every
-    )
+    sharded = optimizer == "distributed"
+    found = msgspec.structs.replace(layout, sharded=sharded, exact=exact, buddy=buddy, buddy_every=buddy_every)
+    return with_instances(found, instances)
 
 
 def _checkpoint_dir(folder: str, every: int) -> str:

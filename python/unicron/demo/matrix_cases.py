@@ -51,9 +51,10 @@ class Row:
         return case.fits(self.layout()) and (self.variant.overlap or not (case.buckets_only or case.eager_only))
 
     def can_shrink(self) -> bool:
-        """A lost node's shards of a distributed optimizer have no copy but a buddy's, and the only replica has none at
-        all."""
-        return self.layout().num_replicas > 1 and (not self.sharded or (self.buddy and self.ep == 1))
+        """A lost node's shards of a distributed optimizer have no copy but a buddy's or another instance's, and the
+        only replica has none at all."""
+        is_copied = (self.buddy and self.ep == 1) or self.instances > 1
+        return self.layout().num_replicas > 1 and (not self.sharded or is_copied)
 
 
 ROWS = (
@@ -260,7 +261,7 @@ SHRINK = (
     Case("gather", "node", "gather", sharded_only=True),
     Case("gather-inside", "node", "gathering", 0, sharded_only=True),
     Case("settle-inside", "node", "settle", INSIDE, sharded_only=True, inside_only=True),
-    Case("buddy", "node", "buddy", sharded_only=True),
+    Case("buddy", "node", "buddy", buddy_only=True),
     Case("log", "node", "log"),
     Case("evaluate", "node", "evaluate"),
     Case("idle", "node", "idle"),
@@ -289,7 +290,8 @@ def shrink_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
         return replace(scenario, expect=expect, extra_s=EXTRA_S)
     # Not before the task is over: then everything is put right for the next.
     back = Act("start_agent", NEVER, node_of(layout, faults[-1].rank))
-    return _node_dies("is not replaced", case, layout, faults, back)
+    then = "its roles go on as guests of other nodes" if layout.instances > 1 else "is not replaced"
+    return _node_dies(then, case, layout, faults, back)
 
 
 def _node_dies(then: str, case: Case, layout: Layout, faults: Sequence[Fault], back: Act) -> Scenario:
