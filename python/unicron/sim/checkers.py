@@ -135,6 +135,10 @@ class TaskChecks:
         if missing := set(plan.ranks) - saved:
             self.world.violate(f"{worker.name} says that all is saved without the parts of {sorted(missing)}")
 
+    def went_back(self, iteration: int) -> None:
+        """One that takes part, with all others."""
+        self.reached = iteration - 1
+
     def planned(self, plan: EpochPlan) -> None:
         if plan.epoch <= self.epoch:
             self.world.violate(f"{self.name}: epoch {plan.epoch} journaled after {self.epoch}")

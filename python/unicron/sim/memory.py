@@ -36,7 +36,8 @@ class Memory:
     gathered: bool = True
     branch: int = 0
     repeat: int = 0
-    copies: list[Copy] = field(default_factory=list)  # of its ward's shard, the newest two
+    copies: list[Copy] = field(default_factory=list)  # of its ward's shard, two at most
+    kept: list[int] = field(default_factory=list)  # iterations of which it has its own, two at most
     segments: list[Sum] = field(default_factory=lambda: [()] * NUM_SEGMENTS)
 
     def write(self, record: Record) -> None:
@@ -65,6 +66,22 @@ class Memory:
         """It came, whole."""
         others = [known for known in self.copies if known != copy]
         self.copies = [copy, *others[:1]]
+
+    def make_room(self, iteration: int, common: int) -> None:
+        """For one more of each: what is least worth goes, never what everybody could go back to."""
+
+        def worth(at: int) -> tuple[bool, int]:
+            return at == common, at if at <= iteration else -1
+
+        while len(self.copies) > 1:
+            self.copies.remove(min(self.copies, key=lambda copy: worth(copy.iteration)))
+        while len(self.kept) > 1:
+            self.kept.remove(min(self.kept, key=worth))
+
+    def forget(self, after: int) -> None:
+        """State went back: what is of later iterations will be made again."""
+        self.copies = [copy for copy in self.copies if copy.iteration <= after]
+        self.kept = [at for at in self.kept if at <= after]
 
     def read(self, rank: Rank) -> Record:
         """The predecessor's account, as an heir reads it."""

@@ -43,7 +43,10 @@ def _task(number: int, pool: int, rng: random.Random) -> TaskOptions:
     layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=num_micro_batches, sharded=rng.random() < 0.2)
     if layout.sharded and dp > 1:
         layout = structs.replace(layout, buddy=random.Random(f"{rng.getstate()[1][0]}/buddy/{number}").random() < 0.7)
-        if not layout.buddy and dp % 2 == 0:
+        if layout.buddy:
+            every = random.Random(f"{rng.getstate()[1][0]}/every/{number}").choice((0, 0, 2, 3))
+            layout = structs.replace(layout, buddy_every=every)
+        elif dp % 2 == 0:
             layout = structs.replace(layout, instances=2)
     return TaskOptions(
         name=f"t{number}",

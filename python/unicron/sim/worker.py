@@ -189,6 +189,9 @@ class SimWorker(WorkerReshaping):
                 self._gather(action, action.plan.ranks, ("world", 0))
             case do.FetchState():
                 self._fetch(action)
+            case do.GoBack(iteration=iteration, branch=branch):
+                self._advance(Stage.HEAL)
+                self.go_back(iteration, branch, self._done)
             case do.LoadCheckpoint():
                 self._advance(Stage.SAVE)
                 self._loop(self.rng.uniform(20.0, 60.0), lambda: self._loaded(action.path))

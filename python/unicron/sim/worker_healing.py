@@ -33,6 +33,7 @@ class WorkerHealing(WorkerTraining):
             elif isinstance(action, (do.ExchangeInside, do.ExchangeWorld)):
                 if isinstance(action, do.ExchangeWorld):
                     self.world.met[self.task] = max(plan.epoch, self.world.met.get(self.task, 0))
+                    self.agree_on_copies(results[r] for r in ranks)
                 self.run(on.RecordsGathered([results[r] for r in ranks]))
             else:
                 self._build(action, results)
@@ -54,8 +55,9 @@ class WorkerHealing(WorkerTraining):
                 return
             else:
                 self._later(LOOK_MS, lambda: self._look(plan, token))
-            own, copies = self.machine.record, tuple(self.memory.copies)
-            value = msgspec.structs.replace(own, copies=copies, eager=CAN_REDUCE_EAGERLY)
+            self.abandon_copies()
+            own, copies, kept = self.machine.record, tuple(self.memory.copies), tuple(self.memory.kept)
+            value = msgspec.structs.replace(own, copies=copies, kept=kept, eager=CAN_REDUCE_EAGERLY)
         store = self.world.store_at(plan.store)
         store.gather((self.task, plan.epoch, kind, where), self, value, ranks, token)
 
@@ -162,7 +164,10 @@ class WorkerHealing(WorkerTraining):
             if results[fetch.source] != fetch.iteration or fetch.iteration + fetch.steps != action.iteration:
                 self.world.violate(f"{self.name} took a copy of {results[fetch.source]} for {action.iteration}")
             if self.rank == target:
-                self.world.count("buddy")
+                self.world.count("buddy of before" if self.layout.buddy_every else "buddy")
+                self.memory.forget(after=action.iteration)
+                if self.layout.buddy_every:
+                    self.memory.kept.append(fetch.iteration)
                 self.memory.end_step(action.iteration, gathered=False)
                 self.memory.commit, self.memory.branch = action.commit, action.branch
             self._done()
@@ -176,7 +181,7 @@ class WorkerHealing(WorkerTraining):
     def _loaded(self, path: str) -> None:
         iteration = int(path.rpartition("/")[2])
         self.memory.end_step(iteration)
-        self.memory.copies = []
+        self.memory.forget(after=-1)
         self.run(on.CheckpointLoaded(iteration))
 
     def _report(self, text: str, *, inside: bool) -> None:

@@ -8,17 +8,16 @@ from typing import Any
 
 from unicron.healing import actions as do
 from unicron.healing import events as on
-from unicron.healing.buddies import Copy, ward_of
 from unicron.healing.record import OVERFLOW, CommitResult, hold_vote
 from unicron.messages import ChangeLayout, Finished, Healed, MoveRoles, Saved
 from unicron.sim.memory import NUM_SEGMENTS, Sum, add
-from unicron.sim.worker_process import WorkerProcess
+from unicron.sim.worker_copies import WorkerCopies
 from unicron.types import Rank, Stage
 
 REST_SHARE, REST_MS_MAX = 0.2, 12_000.0  # of scripts that do something behind their loop
 
 
-class WorkerTraining(WorkerProcess):
+class WorkerTraining(WorkerCopies):
     def _begin(self, iteration: int) -> None:
         if iteration >= self.world.options.of(self.task).iterations:
             self._loop(self.rng.uniform(0.0, 1.0), lambda: self.run(on.LoopEnded()))
@@ -159,9 +158,9 @@ class WorkerTraining(WorkerProcess):
         def gathered() -> None:
             self.memory.gathered = True
             if self.layout.buddy:  # training/buddies.py: a part of the gather
-                assert self.machine is not None and self.machine.plan is not None
-                self.memory.keep(Copy(ward_of(self.machine.plan, self.rank), self.memory.iteration))
-            self._done()
+                self.renew_copies(self._done)
+            else:
+                self._done()
 
         group = self.data if self.layout.instances == 1 else self.mates
         shards = range(self.layout.num_shards)
