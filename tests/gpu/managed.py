@@ -57,7 +57,7 @@ CASES = {  # name: fault, point, micro-batch (-1: any; in the reduction the segm
     "stop": ("stop", "compute", -1),
     "stop-now": ("stop", "now", -1),
     "reset": ("reset", "reduce", -1),
-    "node": ("node", "compute", -1),  # with --sharded --buddy, else what is lost stays lost
+    "node": ("node", "compute", -1),  # with --sharded --buddy or --instances, else what is lost stays lost
     "node-now": ("node", "now", -1),
     "exit-idle": ("exit", "idle", -1),
     "kill-now": ("kill", "now", -1),
@@ -198,7 +198,7 @@ def unmanaged(options: argparse.Namespace, layout: Layout, environment: dict[str
     command += ["--iterations", str(options.iterations), "--results", str(folder), "--tp", str(layout.tp)]
     command += ["--pp", str(layout.pp), "--micro-batch", str(layout.micro_batch)]
     command += ["--num-micro-batches", str(layout.num_micro_batches)]
-    command += ["--sharded"] if layout.sharded else []
+    command += ["--instances", str(layout.instances), *(["--sharded"] if layout.sharded else [])]
     command += script_of(options)
     settings = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1", **environment}
     process = subprocess.Popen(command, env=settings)
@@ -312,6 +312,7 @@ def kind_of(layout: Layout) -> str:
         kind
         + "-buddy" * layout.buddy
         + f"-every{layout.buddy_every}" * bool(layout.buddy_every)
+        + f"-instances{layout.instances}" * (layout.instances > 1)
         + "-exact" * layout.exact
     )
 
@@ -323,6 +324,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sharded", action="store_true", help="the distributed optimizer")
     parser.add_argument("--buddy", action="store_true", help="copies of the shards on the other node, at every step")
     parser.add_argument("--buddy-every", type=int, default=0, help="made beside the training, every so many steps")
+    parser.add_argument("--instances", type=int, default=1, help="of the distributed optimizer")
     parser.add_argument("--exact", action="store_true", help="gradients are summed as integers")
     parser.add_argument("--overlap", action="store_true", help="the script asks for overlapped communication")
     parser.add_argument("--cases", default="kill-compute", help=", ".join(CASES))
@@ -343,7 +345,7 @@ def main() -> int:
     tp, pp, dp = map(int, options.layout.split(","))
     layout = Layout(
         tp=tp, pp=pp, dp=dp, micro_batch=2, num_micro_batches=4 * dp, sharded=options.sharded, exact=options.exact,
-        buddy=options.buddy or options.buddy_every > 0, buddy_every=options.buddy_every,
+        buddy=options.buddy or options.buddy_every > 0, buddy_every=options.buddy_every, instances=options.instances,
     )  # fmt: skip
     kind = kind_of(layout) + "-overlap" * options.overlap
     options.folder = options.folder / f"{options.size}-{options.layout.replace(',', '-')}-{kind}"

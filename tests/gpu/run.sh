@@ -145,6 +145,7 @@ table bench_steady_buddy 150 \
   "$PYTHON" bench/gpu/bench_steady.py --seconds 70 --sharded --buddy-every 10 --block 10
 step histories_sharded 190 bash -c 'trap : TERM; histories 150 --distributed'
 table managed_sharded 100 bash -c 'managed 1,1,2 small kill-reduce,kill-step --sharded --unmanaged'
+table managed_instances 90 bash -c 'managed 1,1,2 small kill-step,node-now --sharded --instances 2 --iterations 40'
 table managed_tp2 100 bash -c 'managed 2,1,1 small kill-compute,kill-reduce,kill-commit --unmanaged'
 table managed_pp2 100 bash -c 'managed 1,2,1 small kill-compute,kill-reduce,kill-commit --unmanaged'
 step nccl 150 "${pytest[@]}" tests/gpu/test_nccl.py
