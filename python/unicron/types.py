@@ -113,8 +113,11 @@ class PlanKind(enum.StrEnum):
     RESTORE = "restore"  # last holder of a state lost: everybody returns to a checkpoint
 
 
-class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a task is spread. dp is the full width (replica indices run 0..dp-1, some may be absent)."""
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a task is spread. dp is the full width (replica indices run 0..dp-1, some may be absent).
+
+    Every plan has one, and the version before refuses what it does not know: a field that has its default is not sent.
+    """
 
     tp: int = 1
     pp: int = 1

@@ -17,7 +17,7 @@ WAY = ((1, 2, 1), (2, 1, 1), (1, 2, 2))
 @pytest.mark.timeout(300)
 def test_a_task_goes_through_layouts_and_survives_a_kill_in_a_move(tmp_path: Path) -> None:
     said: list[str] = []
-    options = Namespace(folder=tmp_path, bf16=True, optimizer="distributed", way=WAY, leg=2, kill=True)
+    options = Namespace(folder=tmp_path, bf16=True, optimizer="distributed", instances=2, way=WAY, leg=2, kill=True)
     with Course(options, said.append) as course:
         run, view = course.moving()
         incidents = course.incidents()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import msgspec
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,19 +16,29 @@ from megatron.core import parallel_state
 from machines import running
 from unicron.cli import main
 from unicron.coordinator.job import Job, refusal_of
-from unicron.coordinator.narrowing import narrows
+from unicron.coordinator.narrowing import layout_of, narrows, with_copies
 from unicron.coordinator.standing_by import can_be_helped
 from unicron.coordinator.transitions import TaskPhase
+from unicron.demo import model as demo
+from unicron.demo.variant import Variant
 from unicron.healing.record import CommitResult, Record
 from unicron.healing.resolve import Fetch, WorldVerdict, resolve_world
 from unicron.training import megatron_cpu
+from unicron.training.chunks import Chunks
+from unicron.training.groups import Groups
+from unicron.training.memory import StateMemory, inner_optimizers
 from unicron.training.registries import forget_all_groups
 from unicron.training.stand_ins import end_stand_ins, make_stand_ins
+from unicron.training.step import EXTRA_BYTES_MAX
+from unicron.training.transfer import StateTransfer
+from unicron.training.undoable_step import params_of
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage, refusal_of_instances
 
 FOUR = Layout(dp=4, num_micro_batches=8, sharded=True, instances=2)
 PIPES = Layout(pp=2, dp=4, num_micro_batches=8, sharded=True, instances=2)
 COMMIT = CommitResult(6, 64.0, 1.0, 0.0, 5.0)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*reduce_op. is deprecated:FutureWarning")
 
 
 @given(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
@@ -64,6 +76,36 @@ def test_they_are_those_of_megatron(rank: int, without_peers: None) -> None:
     across = parallel_state.get_inter_distributed_optimizer_instance_group()
     assert tuple(dist.get_process_group_ranks(of_shard)) == PIPES.shard_mates(rank)
     assert tuple(dist.get_process_group_ranks(across)) == PIPES.holders(rank)
+
+
+# ------------------------------------------------------------ what travels
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_shard_is_what_holders_have_in_common_and_a_move_takes_all(bf16: bool, without_peers: None) -> None:
+    """One of them may have gathered the newest parameters, and another not. Who moves has nobody who gathers for it."""
+    make_stand_ins(1, FOUR)
+    model, optimizer, _ = demo.build(FOUR, Variant(bf16=bf16))
+    memory = StateMemory(Chunks(model), optimizer, 64)
+    transfer = StateTransfer(1, memory, cast(Groups, None), of_shards=True)
+    extra = torch.zeros(EXTRA_BYTES_MAX, dtype=torch.uint8)
+
+    def digests() -> tuple[int, int]:
+        return transfer.digest(extra), transfer._digest(transfer._pieces(), extra)
+
+    before = digests()
+    whole = model.buffers[0].param_data.view(-1)
+    whole[0].add_(1.0)  # of shard 0; this rank has shard 1
+    others = digests()
+    assert others[0] != before[0] and others[1] == before[1]
+    for name in ("exp_avg", "exp_avg_sq", "step"):
+        next(iter(inner_optimizers(optimizer)[0].state.values()))[name].add_(1.0)
+        assert digests()[0] != others[0] and digests()[1] != others[1], name
+        others = digests()
+    main = params_of(optimizer)[-1][1]
+    main.data.view(-1)[-1].add_(1.0)
+    assert digests()[0] != others[0] and digests()[1] != others[1]
+    assert sum(piece.numel() for piece in transfer._pieces()) < sum(p.numel() for p in memory.state_pieces())
 
 
 # ------------------------------------------------------------ at the meeting
@@ -111,7 +153,7 @@ def test_of_two_holders_one_has_stepped_and_one_only_knows_how() -> None:
 def test_a_node_that_is_lost_for_good_takes_nothing_with_it() -> None:
     driver = running(FOUR, nodes=4, slots=1)
     epoch = driver.task.epoch
-    assert can_be_helped(driver.task) and not narrows(driver.task)
+    assert can_be_helped(driver.task) and narrows(driver.task)
     driver.disconnected("n3")
     driver.probed("n3", "gone")
     driver.all_up()
@@ -119,6 +161,30 @@ def test_a_node_that_is_lost_for_good_takes_nothing_with_it() -> None:
     assert driver.task.epoch == epoch + 1 and len(driver.task.plan.members) == 4
     driver.all_healed()
     assert driver.task.phase is TaskPhase.RUNNING
+
+
+def test_it_has_as_many_instances_as_its_width_divides_into() -> None:
+    task = running(FOUR, nodes=4, slots=1).task
+    assert [layout_of(task, count).instances for count in (4, 3, 2, 1)] == [2, 1, 2, 1]
+    wide = with_copies(msgspec.structs.replace(FOUR, dp=8), msgspec.structs.replace(FOUR, instances=4))
+    assert wide.instances == 4 and not with_copies(wide, FOUR).buddy
+    assert with_copies(msgspec.structs.replace(FOUR, sharded=False), FOUR).instances == 1
+
+
+@pytest.mark.parametrize("first", ["n0", "n1", "n2", "n3"])
+@pytest.mark.parametrize("second", ["n0", "n1", "n2", "n3"])
+def test_a_guest_is_not_beside_the_other_holder_of_its_shard(first: str, second: str) -> None:
+    """The next node would take both."""
+    driver = running(FOUR, nodes=4, slots=1)
+    for node in dict.fromkeys((first, second)):
+        driver.disconnected(node)
+        driver.probed(node, "gone")
+        driver.all_up()
+        task = driver.task
+        homes = task.placement
+        assert all(homes[rank] != homes[other] for rank in task.guests for other in FOUR.holders(rank) if other != rank)
+        driver.all_healed()
+    assert not driver.task.waits_why
 
 
 def test_nodes_with_all_holders_of_a_shard_leave_the_others_to_wait() -> None:
@@ -155,9 +221,10 @@ def test_numbers_that_cannot_be(instances: int, more: dict[str, object], says: s
     assert says in refused and bool(says) == bool(refused)
 
 
-def test_one_that_may_change_its_layout_has_one_instance() -> None:
-    job = Job(name="t", command=("true",), layout=FOUR, layouts=(FOUR, msgspec.structs.replace(FOUR, pp=2, dp=2)))
-    assert "keeps its layout" in refusal_of(job)
+def test_a_layout_to_go_over_to_must_have_its_number_too() -> None:
+    other = msgspec.structs.replace(FOUR, dp=3)
+    job = Job(name="t", command=("true",), layout=FOUR, layouts=(FOUR, other))
+    assert "layouts: 1,1,3" in refusal_of(job) and "dp 3 does not divide" in refusal_of(job)
 
 
 def test_the_command_line_says_why(capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:

@@ -29,7 +29,7 @@ from unicron.messages import (
 )
 from unicron.runtime.store_wire import Op, StoreMalformed, StoreRequest, decode_request
 from unicron.runtime.store_wire import encode as encode_store
-from unicron.types import EpochPlan, Layout, Member, PlanKind
+from unicron.types import Budgets, EpochPlan, Layout, Member, PlanKind
 
 PLAN = EpochPlan("t", 3, PlanKind.SHRINK, Layout(dp=2), (1,), (Member(1, "n1", "n1.w0", 0),), (0,), (), "tcp://n1:7000")
 
@@ -55,6 +55,25 @@ def test_other_version() -> None:
     for version in (PROTOCOL_VERSION - 2, PROTOCOL_VERSION + 2):
         with pytest.raises(UnknownVersion, match="one version at a time"):
             decode(bytes((version,)) + data[1:])
+
+
+#: What 0.5.0 knows of what is in every plan: it refuses a plan with more.
+OF_0_5_0 = {
+    Layout: {"tp", "pp", "dp", "cp", "ep", "micro_batch", "num_micro_batches", "exact", "sharded", "buddy",
+             "buddy_every"},
+    Member: {"rank", "node", "worker", "incarnation"},
+    EpochPlan: {"task", "epoch", "kind", "layout", "replicas", "members", "touched", "heirs", "store", "store_key",
+                "restore", "incidents", "reason"},
+    Budgets: {"iteration_ms", "first_iteration_ms", "evaluation_ms", "save_ms"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("struct", OF_0_5_0)
+def test_who_is_not_upgraded_yet_reads_what_says_nothing_new(struct: type[msgspec.Struct]) -> None:
+    """Such a plan has no field that it does not know: a new one is left out while it has its default."""
+    plan = msgspec.structs.replace(PLAN, layout=Layout(2, 1, 4, 1, 1, 2, 8, True, True, True, 3))
+    made = {Layout: plan.layout, Member: plan.members[0], EpochPlan: plan, Budgets: Budgets(1.0, 2.0, 3.0, 4.0)}
+    assert set(msgspec.to_builtins(made[struct])) <= OF_0_5_0[struct]
 
 
 def test_too_large_both_ways() -> None:

@@ -57,8 +57,6 @@ def refusal_of(job: Job) -> str:
     copied = refusal_of_instances(layout.instances, layout.dp, layout.ep, sharded=layout.sharded, buddy=layout.buddy)
     if copied:
         return f"layout: {copied}"
-    if job.layouts and max(layout.instances, *(other.instances for other in job.layouts)) > 1:
-        return "layouts: with several optimizer_instances a task keeps its layout in this version; give one layout"
     for other in job.layouts:
         if why := _layout_refusal(layout, other):
             return why
@@ -110,6 +108,8 @@ def _layout_refusal(first: Layout, other: Layout) -> str:
     for name in ("micro_batch", "num_micro_batches", "exact"):
         if getattr(first, name) != getattr(other, name):
             return f"{named}: {name} must be that of the first layout: what is learned shall not change with the layout"
+    if why := refusal_of_instances(other.instances, other.dp, other.ep, sharded=other.sharded, buddy=first.buddy):
+        return f"{named}: {why}"
     if other.num_micro_batches < other.dp:
         return f"{named}: {other.num_micro_batches} micro-batches do not reach {other.dp} replicas"
     return ""

@@ -18,6 +18,7 @@ iteration has sums in the old layout, and would be lost.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection
 
@@ -32,7 +33,11 @@ def narrows(task: TaskState) -> bool:
     """Can it go on with fewer replicas, or with more again, by a change of its layout?"""
     layout = task.asked.layout
     return (
-        task.job.managed and task.plan is not None and not task.on_gpu and layout.buddy and layout.dp > layout.ep == 1
+        task.job.managed
+        and task.plan is not None
+        and not task.on_gpu
+        and layout.copies_shards
+        and layout.dp > layout.ep == 1
     )
 
 
@@ -48,10 +53,17 @@ def widths(task: TaskState, held: int) -> list[int]:
 
 
 def layout_of(task: TaskState, replicas: int) -> Layout:
-    """Its layout in this width. A single replica has nobody who could keep a copy."""
-    full = task.asked.layout
-    copies = {} if replicas > 1 else {"buddy": False, "buddy_every": 0}
-    return msgspec.structs.replace(full, dp=replicas, **copies)
+    """Its layout in this width."""
+    return with_copies(msgspec.structs.replace(task.asked.layout, dp=replicas), task.asked.layout)
+
+
+def with_copies(layout: Layout, asked: Layout) -> Layout:
+    """A layout with those copies of its shards that were asked for, as far as it can have them: a single replica has
+    nobody who could keep one, and a width may divide into fewer instances of the optimizer, or not at all."""
+    if not layout.sharded or layout.dp == 1:
+        return msgspec.structs.replace(layout, buddy=False, buddy_every=0, instances=1)
+    instances = math.gcd(asked.instances, layout.dp)
+    return msgspec.structs.replace(layout, buddy=asked.buddy, buddy_every=asked.buddy_every, instances=instances)
 
 
 def is_width(task: TaskState, layout: Layout) -> bool:
@@ -124,11 +136,16 @@ def still_guests(task: TaskState, moved: Collection[Rank]) -> tuple[Rank, ...]:
 
 
 def hosts_of(state: State, task: TaskState, gone: Collection[Rank]) -> dict[Rank, str]:
-    """Where each becomes a guest: spread over the nodes that the task lives on, for the memory's sake."""
+    """Where each becomes a guest: not beside who else has its shard, if there is another node; spread over the nodes
+    that the task lives on, for the memory's sake."""
+    assert task.plan is not None
     count = Counter(task.guests.values())
     homes: dict[Rank, str] = {}
     for rank in sorted(gone):
-        homes[rank] = min(_hosts(state, task), key=lambda name: (count[name], node_order(name)))
+        same = () if task.plan.layout.buddy else _keepers(task.plan, rank)  # a buddy is another with every plan
+        others = {(task.placement | homes)[other] for other in same}
+        by_memory = sorted(_hosts(state, task), key=lambda name: (count[name], node_order(name)))
+        homes[rank] = next((name for name in by_memory if name not in others), by_memory[0])
         count[homes[rank]] += 1
     return homes
 

@@ -19,7 +19,7 @@ import msgspec
 from unicron.coordinator.journal import AllocationDecided, RolesPlaced, WidthChanged
 from unicron.coordinator.layout_change import LayoutChange, place_layout, seats, slots_for
 from unicron.coordinator.layout_times import estimated_s, refusal_to_reach
-from unicron.coordinator.narrowing import is_width, still_guests
+from unicron.coordinator.narrowing import is_width, still_guests, with_copies
 from unicron.coordinator.placement import free_slots
 from unicron.coordinator.plans import (
     Decision,
@@ -48,9 +48,7 @@ def on_reshape(step: Step, request_id: str, name: str, wanted: dict[str, int]) -
         return
     sharded = bool(wanted.get("sharded", task.job.layout.sharded))
     layout = msgspec.structs.replace(task.job.layout, **{**wanted, "sharded": sharded})
-    asked = task.asked.layout  # a single replica has nobody who could keep a copy; a wider one has copies again
-    copies = (asked.buddy, asked.buddy_every) if layout.dp > 1 and layout.sharded else (False, 0)
-    layout = msgspec.structs.replace(layout, buddy=copies[0], buddy_every=copies[1])
+    layout = with_copies(layout, task.asked.layout)
     reason = f"asked for: {_words(task.job.layout)} -> {_words(layout)}"
     if error := _begin(step, task, layout, reason):
         step.answer(request_id, Reply(ok=False, error=error), error)
@@ -122,8 +120,6 @@ def _refusal(step: Step, task: TaskState, layout: Layout, is_width: bool) -> str
         return f"task {task.name} leaves its slots: {task.leaving}"
     if step.state.gpu:
         return "layouts change in memory on CPUs only in this version"
-    if layout.instances > 1:
-        return "several optimizer instances: the layout stays as it is in this version"
     return "" if is_width else refusal_to_reach(task.job, layout)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import statistics
@@ -46,9 +47,11 @@ class Problem(Exception):
     """The run did not do it; one line."""
 
 
-def layout_of(tp: int, pp: int, dp: int, *, sharded: bool) -> Layout:
+def layout_of(tp: int, pp: int, dp: int, *, sharded: bool, instances: int = 1) -> Layout:
+    """instances: of the optimizer, as many of them as dp divides into."""
     return Layout(
-        tp=tp, pp=pp, dp=dp, micro_batch=MICRO_BATCH, num_micro_batches=MICRO_BATCHES, sharded=sharded
+        tp=tp, pp=pp, dp=dp, micro_batch=MICRO_BATCH, num_micro_batches=MICRO_BATCHES, sharded=sharded,
+        instances=math.gcd(instances, dp),
     )  # fmt: skip
 
 
@@ -59,7 +62,7 @@ class Course:
         self._folder: Path = options.folder
         self._variant = Variant(bf16=options.bf16)
         self._sharded = options.optimizer == "distributed"
-        self.layouts = [layout_of(*sizes, sharded=self._sharded) for sizes in options.way]
+        self.layouts = [layout_of(*sizes, sharded=self._sharded, instances=options.instances) for sizes in options.way]
         self._leg, self._kill, self._say = options.leg, options.kill, say
         self._cluster = LocalCluster(
             NODES, SLOTS, understudies=1, imports=IMPORTS, log_dir=(self._folder / "logs" / "cluster").resolve(),
@@ -223,6 +226,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--way", type=_way, default=WAY, help="layouts in order, e.g. 1,1,2:2,1,1")
     parser.add_argument("--optimizer", choices=("plain", "distributed"), default="plain")
+    parser.add_argument("--instances", type=int, default=1, help="of the distributed optimizer, where dp divides")
     parser.add_argument("--bf16", action="store_true", help="parameters in bf16, main state in fp32")
     parser.add_argument("--leg", type=int, default=6, help="iterations in each layout")
     parser.add_argument("--kill", action="store_true", help="a worker dies in the middle of the first move")

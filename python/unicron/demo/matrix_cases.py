@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from unicron.demo.runner import layout_of
-from unicron.demo.scenarios import EXTRA_S, Act, Expect, Fault, Scenario, from_buddies, middle, share
+from unicron.demo.scenarios import EXTRA_S, Act, Expect, Fault, Scenario, from_copies, middle, share
 from unicron.demo.variant import PLAIN, Variant
 from unicron.faults.kinds import AFTER, BEFORE, INSIDE
 from unicron.types import Layout, Rank
@@ -85,6 +85,7 @@ ROWS = (
     Row("1,1,4-experts", 1, 1, 4, variant=Variant(experts=4)),
     Row("1,1,4-exact-ep2", 1, 1, 4, ep=2, exact=True, variant=Variant(experts=4)),
     Row("1,1,4-distributed-instances-2", 1, 1, 4, sharded=True, instances=2),
+    Row("1,1,4-distributed-instances-4", 1, 1, 4, sharded=True, instances=4),
     Row("1,2,4-distributed-instances-2-bf16", 1, 2, 4, sharded=True, instances=2, variant=Variant(bf16=True)),
     Row("1,2,2-distributed-unclipped", 1, 2, 2, sharded=True, variant=Variant(unclipped=True)),
 )
@@ -105,6 +106,7 @@ class Case:
     times: int = 1  # so many faults come after the first, each in the recovery of the one before
     again_incidents: int = 1  # that come of each
     replicas_min: int = 1
+    instances_min: int = 1  # of the optimizer: so many ranks have each shard
     sharded_only: bool = False
     inside_only: bool = False  # something is between the ranks of a replica
     tp_only: bool = False
@@ -125,8 +127,8 @@ class Case:
         if layout.world_size <= self.times:
             return False
         if self.replicas_min > 1 and layout.sharded:
-            return False  # its state has one holder
-        if self.buddy_only and not layout.buddy:
+            return False  # what its arena has outlives it
+        if layout.instances < self.instances_min or (self.buddy_only and not layout.buddy):
             return False
         is_inside = self.inside_only or self.again_inside
         return (layout.sharded or not self.sharded_only) and (layout.replica_size > 1 or not is_inside)
@@ -159,9 +161,9 @@ class Case:
             yield _fault("kill", self.again, at, layout, place, turn + ranks_on * layout.num_replicas)
 
     def _with_a_source(self, layout: Layout, turn: int) -> tuple[Fault, ...]:
-        """The first one loses its state; the other holds the same position, and is where state is taken from first."""
+        """The first one loses its state; the other holds the same state, and is where that is taken from first."""
         first = _fault(self.fault, self.point, self.number, layout, layout.num_replicas - 1, turn * layout.num_replicas)
-        return Fault(layout.peers(first.rank)[0], self.again_fault, -1, self.again), first
+        return Fault(layout.holders(first.rank)[0], self.again_fault, -1, self.again), first
 
 
 def _fault(kind: str, point: str, number: int | str, layout: Layout, replica: int, turn: int) -> Fault:
@@ -265,7 +267,12 @@ SHRINK = (
     Case("log", "node", "log"),
     Case("evaluate", "node", "evaluate"),
     Case("idle", "node", "idle"),
-)
+    Case("corrupt-transfer", "node", "compute", "middle", again="fetch", again_fault="corrupt", again_incidents=0,
+         instances_min=3),
+    Case("scribbled-source", "node", "compute", "middle", shares=2.0, again="heal", again_fault="scribble",
+         instances_min=3),
+    Case("source-killed", "node", "compute", "middle", shares=2.0, again="fetch", instances_min=3),
+)  # fmt: skip
 
 #: A node dies, and in the recovery of that a worker. Its sums were put aside in its own memory while it computed what
 #: the node had left undone, so it computes all of its own again.
@@ -280,18 +287,17 @@ def shrink_scenario(case: Case, layout: Layout, turn: int) -> Scenario:
     """The node of one replica dies at the case's point of SHRINK_ITERATION, and stays away. Where buddies have its
     shards the layout changes to one replica less; then the node is back, and it changes again."""
     faults = case.faults(layout, turn)
-    if layout.buddy:
+    if layout.copies_shards:
         node, narrow = node_of(layout, faults[-1].rank), layout.dp - 1
         back = Act("start_agent", SHRINK_ITERATIONS, node, when_dp=narrow)
         scenario = _node_dies("the task goes on narrower until it is back", case, layout, faults, back)
-        expect = replace(from_buddies(scenario.expect, layout), outcome="resized", is_grown=True, narrowed_to=narrow)
+        expect = replace(from_copies(scenario.expect, layout), outcome="resized", is_grown=True, narrowed_to=narrow)
         if case.again:  # the incident tells where the heirs of the newest plan had it from
             expect = replace(expect, state_sources=(*expect.state_sources, "own_arena"))
         return replace(scenario, expect=expect, extra_s=EXTRA_S)
     # Not before the task is over: then everything is put right for the next.
     back = Act("start_agent", NEVER, node_of(layout, faults[-1].rank))
-    then = "its roles go on as guests of other nodes" if layout.instances > 1 else "is not replaced"
-    return _node_dies(then, case, layout, faults, back)
+    return _node_dies("is not replaced", case, layout, faults, back)
 
 
 def _node_dies(then: str, case: Case, layout: Layout, faults: Sequence[Fault], back: Act) -> Scenario:

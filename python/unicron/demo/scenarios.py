@@ -355,24 +355,6 @@ def agent_alone(layout: Layout, _seed: int) -> Scenario:
 
 def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
     node = layout.num_replicas - 1
-    if layout.copies_shards and (layout.ep > 1 or layout.instances > 1):  # its layout cannot change
-        return Scenario(
-            name,
-            f"{says}; its shards of the optimizer's state are taken from their copies, on other nodes until it is back",
-            Expect(
-                "resized", severities=("SEV1", "INFO"), incidents_max=layout.replica_size + 2, replaced=None,
-                is_grown=True, told_more=True,
-            ),
-            acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION, node, delay_s=2.0)),
-        )  # fmt: skip
-    if layout.sharded:
-        return Scenario(
-            name,
-            f"{says}; its shards of the optimizer's state are lost: back to the last checkpoint when it comes back",
-            _restored(layout, replaced=None, severities=("SEV1",)),
-            acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION, node, delay_s=2.0)),
-            checkpoint_every=CHECKPOINT_EVERY,
-        )
     expect = Expect(
         "resized",
         severities=("SEV1",),
@@ -381,16 +363,36 @@ def _node(name: str, says: str, kill: str, layout: Layout) -> Scenario:
         incidents_max=layout.replica_size + 1,
         told_more=True,
     )
+    if layout.copies_shards and layout.ep > 1:  # its layout cannot change
+        return Scenario(
+            name,
+            f"{says}; its shards of the optimizer's state are taken from their copies, on other nodes until it is back",
+            replace(
+                from_copies(expect, layout),
+                outcome="resized",
+                severities=("SEV1", "INFO"),
+                incidents_max=layout.replica_size + 2,
+            ),
+            acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION, node, delay_s=2.0)),
+        )
+    if layout.sharded and not layout.copies_shards:
+        return Scenario(
+            name,
+            f"{says}; its shards of the optimizer's state are lost: back to the last checkpoint when it comes back",
+            _restored(layout, replaced=None, severities=("SEV1",)),
+            acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION, node, delay_s=2.0)),
+            checkpoint_every=CHECKPOINT_EVERY,
+        )
     return Scenario(
         name,
         f"{says}; later the node comes back and dp grows",
-        replace(from_buddies(expect, layout), outcome="resized") if layout.buddy else expect,
+        replace(from_copies(expect, layout), outcome="resized") if layout.copies_shards else expect,
         acts=(Act(kill, FAULT_ITERATION, node), Act("start_agent", FAULT_ITERATION + 8, node)),
         extra_s=EXTRA_S,
     )
 
 
-def from_buddies(expect: Expect, layout: Layout) -> Expect:
+def from_copies(expect: Expect, layout: Layout) -> Expect:
     """As expect, with a node's shards out of their copies, which may take everybody back some iterations."""
     every = layout.buddy_every
     again = layout.num_replicas * (every + 2) if every else 0  # and what was begun of the interrupted iteration

@@ -81,7 +81,7 @@ def task_view(task: TaskState, state: State, now_ms: float) -> dict[str, Any]:
         "cause": task.cause,
         "epoch": task.epoch,
         "replicas": list(task.plan.replicas) if task.plan else [],
-        "layout": msgspec.to_builtins(task.job.layout),
+        "layout": msgspec.structs.asdict(task.job.layout),
         "iteration": task.iteration,
         "restarts": task.restarts,
         "managed": task.job.managed,
@@ -106,13 +106,15 @@ def describe_view(task: TaskState, state: State, seen: dict[str, Any], now_ms: f
     view["layout_changes"] = list(task.moves)
     view["layout_change_refused"] = task.change_refused
     view["guests"] = {str(rank): node for rank, node in sorted(task.guests.items())}
-    view["wide"] = msgspec.to_builtins(task.asked.layout)
+    view["wide"] = msgspec.structs.asdict(task.asked.layout)
     view["spent_s"] = {kind: ms / 1000 for kind, ms in task.accounts.spent(now_ms).items()}
     view["flop"] = task.accounts.flop_until(now_ms)
     costs = [cost_of(i, now_ms) for i in state.incidents.values() if i.task == task.name and not i.part_of]
     view["cost"] = total_of(costs)
     view["workers"] = [_worker(worker.name, task, seen.get(worker.name)) for worker in task.workers.values()]
-    view["plan"] = msgspec.to_builtins(task.plan) if task.plan else None
+    view["plan"] = (
+        {**msgspec.to_builtins(task.plan), "layout": msgspec.structs.asdict(task.plan.layout)} if task.plan else None
+    )
     return view
 
 

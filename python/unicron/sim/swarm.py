@@ -46,7 +46,7 @@ def _task(number: int, pool: int, rng: random.Random) -> TaskOptions:
         if layout.buddy:
             every = random.Random(f"{rng.getstate()[1][0]}/every/{number}").choice((0, 0, 2, 3))
             layout = structs.replace(layout, buddy_every=every)
-        elif dp % 2 == 0:
+        elif dp % 2 == 0 and random.Random(f"{rng.getstate()[1][0]}/instances/{number}").random() < 0.5:
             layout = structs.replace(layout, instances=2)
     return TaskOptions(
         name=f"t{number}",

@@ -44,6 +44,7 @@ from unicron.training.meeting import Meeting
 from unicron.training.memory import StateMemory, even_optimizer_steps
 from unicron.training.randomness import Randomness
 from unicron.training.transfer import StateTransfer
+from unicron.training.undoable_step import params_of
 from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage, WaitKind
 
@@ -217,7 +218,7 @@ class Engine:
                 self.buddies.spoil_next = True
             return
         if kind == FaultKind.SCRIBBLE:
-            next(iter(self.model.parameters())).data.view(-1)[0].add_(1.0)
+            params_of(self.memory.optimizer)[0][1].data.view(-1)[0].add_(1.0)
             return
         if kind == FaultKind.MEMORY:
             gpu.access_illegally(self.memory.device)

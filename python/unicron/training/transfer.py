@@ -31,6 +31,7 @@ from unicron.types import Rank
 DIGEST_MS_MAX = 60_000
 PIECE_BYTES = 64 << 20  # of a shard's tensor, sent at once
 WORD = 1 << 64
+GPU_ALIGN = 16  # bytes; csrc/state/digest.cc reads words of that size
 
 
 class StateDiffers(RuntimeError):
@@ -81,8 +82,9 @@ class StateTransfer:
         holders = sorted(rank for rank in nodes if rank not in fetch.targets)
         is_target = self.rank in fetch.targets
         self.sent = []
-        digests = self._all_digests(0 if is_target else self.digest(extra))
-        sources, differing = chosen_sources([(rank, digests[self._groups.holders_index(rank)]) for rank in holders])
+        found = self._all_digests(0 if is_target else self._digest(self._pieces(), extra))
+        digests = {rank: found[self._groups.holders_index(rank)] for rank in nodes}
+        sources, differing = chosen_sources([(rank, digests[rank]) for rank in holders])
         if self.rank in differing:
             tear()
             raise StateDiffers(f"rank {self.rank}: the state is not that of ranks {sources}: it is not used any more")
@@ -93,9 +95,7 @@ class StateTransfer:
         for turn in range(len(sources)):
             pairs = {target: lists[target][turn] for target in waiting}
             self._serve(pairs, extra)
-            right = (
-                self.rank not in pairs or self.digest(extra) == digests[self._groups.holders_index(pairs[self.rank])]
-            )
+            right = self.rank not in pairs or self._digest(self._pieces(), extra) == digests[pairs[self.rank]]
             waiting = self._wrong(waiting, right, side_by_side=fetch.side_by_side)
             self.sent = [sent for sent in self.sent if sent[0] not in waiting]
             if not waiting:
@@ -126,10 +126,12 @@ class StateTransfer:
                 self._receive(piece, self._groups.holders_index(pairs[self.rank]), group)
 
     def _pieces(self) -> list[torch.Tensor]:
-        """Flat bytes of what holders have in common."""
+        """Flat bytes of what holders have in common; of parameters only those that no step changes."""
         if not self._of_shards:
             return self._memory.state_pieces()
-        shard = [tensor.view(-1).view(torch.uint8) for tensor in tensors_of(params_of(self._memory.optimizer))]
+        frozen = [param.data for param in self._memory.model.parameters() if not param.requires_grad]
+        tensors = [*tensors_of(params_of(self._memory.optimizer)), *frozen]
+        shard = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
         return [part for piece in shard for part in piece.split(PIECE_BYTES)]
 
     def _spoiled(self, piece: torch.Tensor) -> torch.Tensor:
@@ -162,10 +164,13 @@ class StateTransfer:
         return bool(word.item())
 
     def digest(self, extra: torch.Tensor) -> int:
-        """Of all pieces, in their order, and of the python-side state."""
+        """Of all parameters and optimizer state, and of the python-side state."""
+        return self._digest(self._memory.state_pieces(), extra)
+
+    def _digest(self, pieces: Sequence[torch.Tensor], extra: torch.Tensor) -> int:
         self._memory.synchronize()
         total = offset = 0
-        for piece in [*self._pieces(), extra]:
+        for piece in [*pieces, extra]:
             total += digest_of(piece, offset)
             offset += (piece.numel() * piece.element_size() + 15) // 16 * 16
         return total % WORD
@@ -186,6 +191,8 @@ class StateTransfer:
 def digest_of(piece: torch.Tensor, offset: int = 0) -> int:
     """Of what lies there when it is called: on a GPU, what was begun before must have ended."""
     if piece.is_cuda:
+        if piece.data_ptr() % GPU_ALIGN:  # a small shard's place in the parameters
+            piece = piece.clone()
         nbytes = piece.numel() * piece.element_size()
         return int(_core.gpu_digest(piece.device.index, piece.data_ptr(), nbytes, offset, DIGEST_MS_MAX))
     return int(_core.digest(piece.numpy(), offset))
