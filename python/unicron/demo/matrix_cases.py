@@ -215,9 +215,12 @@ REPLACE = (
     Case("save", "kill", "save"),
     Case("again-while-healing", "kill", "compute", "middle", shares=2.0, again="heal"),
     Case("again-and-again", "kill", "compute", "middle", shares=2.0, again="heal", times=3),
-    Case("again-while-inside-is-rebuilt", "kill", "compute", "middle", again="rebuild_inside", again_inside=True),
+    # Two shares: the second plan touches everybody, also a whole replica that still computes.
+    Case("again-while-inside-is-rebuilt", "kill", "compute", "middle", shares=2.0, again="rebuild_inside",
+         again_inside=True),
     Case("again-while-rebuilding", "kill", "compute", "middle", shares=2.0, again="rebuild_cross"),
-    Case("again-while-computing-again", "kill", "compute", "middle", again="compute_again", again_inside=True),
+    Case("again-while-computing-again", "kill", "compute", "middle", shares=2.0, again="compute_again",
+         again_inside=True),
     Case("again-while-reducing-again", "kill", "reduce", 1, shares=0, again="reduce_again", again_number=1),
     Case("corrupt-transfer", "kill", "step", again="fetch", again_fault="corrupt", again_incidents=0, replicas_min=3),
     Case("corrupt-copy", "corrupt", "buddy", buddy_only=True),
@@ -238,7 +241,7 @@ REPLACE = (
     Case("reset-reduce-inside", "reset", "reducing", 1),
     Case("reset-commit-inside", "reset", "commit", INSIDE),
     Case("reset-gather-inside", "reset", "gathering", 0, sharded_only=True),
-)
+)  # fmt: skip
 
 SHRINK = (
     Case("first-forward", "node", "compute", "first"),
