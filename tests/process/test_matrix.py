@@ -21,6 +21,7 @@ SEED = 2026
 SAMPLES = {
     "1,2,2-interleaved": ("backward", 1), "2,2,1": ("idle", 1), "2,1,2": ("confirm-inside", 1),
     "1,1,4-ep2": ("expert-inside", 1), "1,1,4-distributed-ep2": ("gather-inside", 1), "1,1,4-experts": ("step", 1),
+    "1,1,4-distributed-instances-2": ("gather-inside", 1),
 }  # fmt: skip
 HISTORIES = (5, 7)  # a node lost at the copy of a segment and at the meeting of others' failures, and its return
 
