@@ -34,6 +34,7 @@ from unicron.coordinator.workers import detected_ms, end_worker, incident_of, st
 from unicron.types import EpochPlan, Method, PlanKind, Rank, Severity
 
 ALL_WAIT = "every member waits in a collective"
+RECONNECT = "connection"  # the fault of an incident of connections that broke while all their ends live
 
 
 class Refills(msgspec.Struct):
@@ -325,7 +326,9 @@ def _may_reconnect(step: Step, task: TaskState, iterations: list[int]) -> bool:
     tries = task.reconnects.get(iteration, 0) + 1
     task.reconnects = {iteration: tries}
     if tries <= step.config.reconnect_tries_max:
-        for rank, report in sorted(task.reports.items())[:1]:
+        # Who was late to tell of the same break (of a group inside another replica, say) has no incident of its own.
+        is_open = any(i.fault == RECONNECT and i.epoch for i in step.state.open_incidents(task.name))
+        for rank, report in [] if is_open else sorted(task.reports.items())[:1]:
             _open_reconnect(step, task, rank, report.text)
         return True
     rank = min(task.reports)
@@ -343,7 +346,7 @@ def _open_reconnect(step: Step, task: TaskState, rank: Rank, text: str) -> None:
     worker = task.holder(rank)
     step.open_incident(
         Incident(
-            id="", task=task.name, fault="connection", severity=Severity.SEV3,
+            id="", task=task.name, fault=RECONNECT, severity=Severity.SEV3,
             node=worker.node if worker else "", rank=rank, method=Method.CONNECTION,
             opened_ms=task.report_ms, cause="a collective failed, nobody died", text=text,
         ),
