@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from unicron.coordinator.job import Job
@@ -33,6 +34,11 @@ restart: {max: 3, fatal_exit_codes: [3], stopped_grace_s: 0.5, grace_s: 2}
 timeouts: {iteration_s: 60, save_s: 5}
 observe_only: true
 """
+
+
+def layout_in(job: dict[str, Any]) -> Layout:
+    """Sent without what has its default."""
+    return msgspec.convert(job["layout"], Layout)
 
 
 def test_a_job(tmp_path: Path) -> None:
@@ -102,8 +108,8 @@ def test_shards_have_buddies_when_the_job_says_so(tmp_path: Path) -> None:
     text = "name: t\ncommand: [x]\nlayout: {dp: 2, optimizer: distributed}\nbackup: {sync: true}\n"
     path = tmp_path / "job.yaml"
     path.write_text(text)
-    layout = load_job(path)["layout"]
-    assert layout["sharded"] and layout["buddy"] and not layout["buddy_every"]
+    layout = layout_in(load_job(path))
+    assert layout.sharded and layout.buddy and not layout.buddy_every
     path.write_text(text.replace("{sync: true}", "{every: 10, sync: false}"))
     assert load_job(path)["layout"]["buddy_every"] == 10
 
@@ -146,12 +152,14 @@ def load(tmp_path: Path, text: str, gpu: str = "") -> dict[str, Any]:
 
 def test_widths_of_a_job(tmp_path: Path) -> None:
     job = load(tmp_path, WIDE)
-    assert (job["layout"]["tp"], job["layout"]["dp"], job["replicas_min"], job["replicas_unit"]) == (1, 16, 2, 2)
+    layout = layout_in(job)
+    assert (layout.tp, layout.dp, job["replicas_min"], job["replicas_unit"]) == (1, 16, 2, 2)
     assert (job["throughput"], job["measured"]) == ({}, True) and job["iteration_flop"] > 1e15
     listed = load(tmp_path, WIDE + "layouts: [{tp: 2, dp: 1}, {tp: 2, dp: 3}, {tp: 2, dp: 5}]\n")
     assert (listed["layout"]["dp"], listed["replicas_min"], listed["replicas_unit"]) == (5, 1, 2)
     several = load(tmp_path, WIDE + "layouts: [{tp: 1, dp: 4}, {tp: 2, pp: 2, dp: 2, optimizer: distributed}]\n")
-    assert [(x["tp"], x["pp"], x["dp"], x["sharded"]) for x in several["layouts"]] == [
+    others = [msgspec.convert(other, Layout) for other in several["layouts"]]
+    assert [(x.tp, x.pp, x.dp, x.sharded) for x in others] == [
         (1, 1, 4, False), (2, 2, 2, True),
     ]  # fmt: skip
     assert several["layout"] == several["layouts"][0]
@@ -170,7 +178,7 @@ def test_widths_of_a_job(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)  # the model is compiled
 def test_a_cluster_with_gpus_gives_the_model_its_say(tmp_path: Path) -> None:
     job = load(tmp_path, WIDE, "H100-80GB")
-    size = job["layout"]["tp"] * job["layout"]["pp"]
+    size = layout_in(job).replica_size
     assert 2 % size == 0 and job["measured"]
     slots = sorted(job["throughput"])
     assert slots[0] == 2 and slots[-1] == 16 and job["throughput"][16] > 4 * job["throughput"][2]

@@ -19,6 +19,7 @@ from unicron.runtime.exposition import ExpositionProblem
 from unicron.runtime.files import FileProblem
 from unicron.runtime.framing import listen
 from unicron.runtime.job_file import load_job
+from unicron.types import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,8 +89,8 @@ def test_the_manual_has_every_field_of_the_coordinators_file_with_its_default() 
 def test_the_example_of_a_job_is_its_scripts() -> None:
     """It must begin with a few slots, and do an iteration in seconds."""
     job = load_job(ROOT / "examples" / "job.yaml")
-    layout = job["layout"]
-    assert job["replicas_min"] == 2 and layout["num_micro_batches"] * layout["micro_batch"] == 16
+    layout = msgspec.convert(job["layout"], Layout)
+    assert job["replicas_min"] == 2 and layout.num_micro_batches * layout.micro_batch == 16
     names = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".yaml")}
     manual = (ROOT / "examples" / "README.md").read_text()
     assert not [name for name in names if f"`{name}`" not in manual]

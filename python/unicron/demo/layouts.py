@@ -185,7 +185,7 @@ def judged(
         "loss": {"last": own, "of_undisturbed": ends, "mean": mean, "spread": spread},
         "difference_to_first_layout": {"at_last": nearest[last], "max": max(nearest.values()), "after_moves": after},
         "checkpoints_read": 0 if view["checkpoint"] is None else None,
-        "layouts": [msgspec.to_builtins(layout) for layout in way],
+        "layouts": [msgspec.structs.asdict(layout) for layout in way],
     }  # fmt: skip
 
 

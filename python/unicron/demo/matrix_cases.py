@@ -135,8 +135,11 @@ class Case:
 
     def shares_of(self, layout: Layout) -> float:
         """With tp and pp a rank may be in the reduction while another of its replica, which it shares no group with, is
-        not done with its sums: then these are computed again.
+        not done with its sums: then these are computed again. The plan for a second failure in a recovery touches
+        everybody: a whole replica that still computes then (on a machine with few cores) begins again, too.
         """
+        if self.again and self.shares > 1:
+            return float(layout.num_replicas)
         return max(self.shares, 1.0) if layout.tp * layout.ep > 1 and layout.pp > 1 else self.shares
 
     def incidents(self) -> int:
@@ -215,7 +218,6 @@ REPLACE = (
     Case("save", "kill", "save"),
     Case("again-while-healing", "kill", "compute", "middle", shares=2.0, again="heal"),
     Case("again-and-again", "kill", "compute", "middle", shares=2.0, again="heal", times=3),
-    # Two shares: the second plan touches everybody, also a whole replica that still computes.
     Case("again-while-inside-is-rebuilt", "kill", "compute", "middle", shares=2.0, again="rebuild_inside",
          again_inside=True),
     Case("again-while-rebuilding", "kill", "compute", "middle", shares=2.0, again="rebuild_cross"),
