@@ -91,7 +91,7 @@ def test_a_worker_may_die_in_the_recovery_of_a_lost_node() -> None:
     (case,) = [case for case in SHRINK_AGAIN if case.name == "again-while-computing-again"]
     scenario = shrink_scenario(case, layout_of(1, 1, 4), 0)
     assert [(f.rank, f.fault) for f in scenario.faults] == [(1, "kill"), (0, "node")]
-    assert scenario.expect.severities == ("SEV1", "SEV2") and scenario.expect.recomputed_replicas == 2.0
+    assert scenario.expect.severities == ("SEV1", "SEV2") and scenario.expect.recomputed_replicas == 4.0, "all"
     assert [act.node for act in scenario.acts] == [0], "the one that died"
 
 
