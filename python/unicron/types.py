@@ -208,9 +208,11 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return self.peers(rank)[self.shard_of(rank) :: self.num_shards]
 
     def shard_mates(self, rank: Rank) -> tuple[Rank, ...]:
-        """Those with the other shards of its instance of the optimizer, in the order of their shards."""
-        first = self.replica_of(rank) // self.num_shards * self.num_shards
-        return self.peers(rank)[first : first + self.num_shards]
+        """Those with the shards of its instance of the optimizer outside of experts, in the order of their shards: all
+        lanes of its replicas."""
+        size = self.dp // self.instances
+        first = self.coords(rank)[1] // size * size
+        return self.dense_peers(rank)[first : first + size]
 
     def dense_peers(self, rank: Rank) -> tuple[Rank, ...]:
         """Those with the same parameters outside of experts: all lanes of all replicas."""
@@ -232,17 +234,18 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return tuple(self.rank_of(t, d, p) for p in range(self.pp) for d in lanes for t in range(self.tp))
 
 
-def refusal_of_instances(instances: int, dp: int, ep: int, *, sharded: bool, buddy: bool = False) -> str:
+def refusal_of_instances(layout: Layout) -> str:
     """Why a task cannot have so many instances of its optimizer; '' when it can."""
+    instances = layout.instances
     if instances == 1:
         return ""
-    if not sharded:
+    if not layout.sharded:
         return f"{instances} optimizer instances: only a distributed optimizer has several"
-    if ep > 1:
-        return f"{instances} optimizer instances with ep {ep}: in this version one of both must be 1"
-    if instances < 1 or dp % instances:
-        return f"{instances} optimizer instances: dp {dp} does not divide by that"
-    if buddy:
+    if layout.ep > 1:
+        return f"{instances} optimizer instances with ep {layout.ep}: in this version one of both must be 1"
+    if instances < 1 or layout.dp % instances:
+        return f"{instances} optimizer instances: dp {layout.dp} does not divide by that"
+    if layout.buddy:
         return f"{instances} optimizer instances: these are copies of each shard already, leave the buddies out"
     return ""
 

@@ -214,8 +214,7 @@ def test_nodes_with_all_holders_of_a_shard_leave_the_others_to_wait() -> None:
 )
 def test_numbers_that_cannot_be(instances: int, more: dict[str, object], says: str) -> None:
     layout = msgspec.structs.replace(FOUR, instances=instances, **more)
-    sharded, buddy = layout.sharded, layout.buddy
-    found = refusal_of_instances(instances, layout.dp, layout.ep, sharded=sharded, buddy=buddy)
+    found = refusal_of_instances(layout)
     assert says in found and bool(says) == bool(found)
     refused = refusal_of(Job(name="t", command=("true",), layout=layout))
     assert says in refused and bool(says) == bool(refused)

@@ -187,10 +187,10 @@ def with_instances(layout: Layout, instances: int) -> Layout:
     """--optimizer-instances. Raises Problem with the reason when the layout cannot have so many."""
     from unicron.types import refusal_of_instances
 
-    why = refusal_of_instances(instances, layout.dp, layout.ep, sharded=layout.sharded, buddy=layout.buddy)
-    if why:
+    wanted = msgspec.structs.replace(layout, instances=instances)
+    if why := refusal_of_instances(wanted):
         raise Problem(why, 2)
-    return msgspec.structs.replace(layout, instances=instances)
+    return wanted
 
 
 def buddies_of(buddy: bool, every: int) -> bool:

@@ -54,9 +54,8 @@ def refusal_of(job: Job) -> str:
         return f"layout: cp {layout.cp} must be 1: context parallelism cannot be healed"
     if why := _experts_refusal(job):
         return why
-    copied = refusal_of_instances(layout.instances, layout.dp, layout.ep, sharded=layout.sharded, buddy=layout.buddy)
-    if copied:
-        return f"layout: {copied}"
+    if why := refusal_of_instances(layout):
+        return f"layout: {why}"
     for other in job.layouts:
         if why := _layout_refusal(layout, other):
             return why
@@ -108,7 +107,7 @@ def _layout_refusal(first: Layout, other: Layout) -> str:
     for name in ("micro_batch", "num_micro_batches", "exact"):
         if getattr(first, name) != getattr(other, name):
             return f"{named}: {name} must be that of the first layout: what is learned shall not change with the layout"
-    if why := refusal_of_instances(other.instances, other.dp, other.ep, sharded=other.sharded, buddy=first.buddy):
+    if why := refusal_of_instances(msgspec.structs.replace(other, buddy=first.buddy)):
         return f"{named}: {why}"
     if other.num_micro_batches < other.dp:
         return f"{named}: {other.num_micro_batches} micro-batches do not reach {other.dp} replicas"

@@ -93,9 +93,7 @@ def _one_task(seed: int, plant: str, rng: random.Random, shape: tuple[int, int, 
     layout = Layout(tp=tp, pp=pp, dp=dp, num_micro_batches=num_micro_batches, sharded=sharded)
     if sharded and dp > 1 and random.Random(f"{seed}/buddy").random() < 0.7:  # loses nodes, and goes on narrower
         layout = structs.replace(layout, buddy=True, buddy_every=random.Random(f"{seed}/every").choice((0, 0, 2, 3)))
-    elif (
-        sharded and dp % 2 == 0 and random.Random(f"{seed}/instances").random() < 0.5
-    ):  # loses nodes, and its shards have holders on others
+    elif sharded and dp % 2 == 0 and random.Random(f"{seed}/instances").random() < 0.5:
         layout = structs.replace(layout, instances=2)
     spares = 0 if plant else random.Random(f"{seed}/standbys").choice((0, 0, 1, 2))
     slow = rng.random() < 0.2

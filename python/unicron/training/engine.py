@@ -455,10 +455,10 @@ class Engine:
         """(bucket, group of those who hold a shard of it, number of shards, which one is this rank's). What is outside
         of experts is sharded over all lanes of all replicas (of one instance), experts over the replicas."""
         dense, experts, layout = self.groups.shard_mates_group(), self.groups.data_group(), self.layout
-        shards = layout.dp // layout.instances
+        mates = layout.shard_mates(self.rank)
         for buffer in self.model.buffers:
             for bucket in buffer.buckets:
-                yield bucket, dense, shards, layout.coords(self.rank)[1] % shards
+                yield bucket, dense, len(mates), mates.index(self.rank)
         for buffer in self.model.expert_parallel_buffers if experts is not None else ():
             for bucket in buffer.buckets:
                 yield bucket, experts, layout.num_replicas, layout.replica_of(self.rank)

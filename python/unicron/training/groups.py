@@ -158,10 +158,8 @@ class Groups:
         return self._members[self.layout.peers(self.rank)].index(rank)
 
     def shard_mates_group(self) -> dist.ProcessGroup | None:
-        """The ranks with the other shards outside of experts of my instance of the optimizer."""
-        layout = self.layout
-        mates = layout.dense_peers(self.rank) if layout.instances == 1 else layout.shard_mates(self.rank)
-        return self._live.get(mates)
+        """The ranks with the shards outside of experts of my instance of the optimizer."""
+        return self._live.get(self.layout.shard_mates(self.rank))
 
     def holders_group(self) -> dist.ProcessGroup | None:
         """The live ranks with my optimizer state; None when I am the only one."""

@@ -41,12 +41,12 @@ class UnmanagedSession:
             raise ValueError(f"{num_micro_batches} micro-batches do not divide over {dp} replicas")
         if dp % ep:
             raise ValueError(f"dp {dp} does not divide by ep {ep}: experts are spread over so many of its indices")
-        if why := refusal_of_instances(instances, dp, ep, sharded=sharded):
-            raise ValueError(why)
         self.layout = Layout(
             tp=tp, pp=pp, dp=dp, ep=ep, micro_batch=micro_batch, num_micro_batches=num_micro_batches, sharded=sharded,
             instances=instances,
         )  # fmt: skip
+        if why := refusal_of_instances(self.layout):
+            raise ValueError(why)
         self._callbacks: list[Callable[..., None]] = []
 
     @property
