@@ -34,7 +34,7 @@ store = dist.FileStore(sys.argv[1], 2)
 group = dist.ProcessGroupGloo(store, 1, 2, timedelta(seconds=30))
 tensor = torch.ones({LARGE}, dtype=torch.uint8)
 what = sys.argv[2]
-if what == "receive":  # says that it is ready, and reads nothing
+if what == "receive":  # says that it is ready, and reads nothing more when it is stopped
     group.recv([tensor], 0, 0)
 elif what == "allreduce":
     group.allreduce([tensor], dist.AllreduceOptions())
@@ -70,7 +70,6 @@ class Pair:
         while _core.process_state(self.peer.pid) != "T":
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        time.sleep(0.1)  # what is under way fills the socket
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -100,10 +99,16 @@ def tensor() -> torch.Tensor:
     return torch.ones(LARGE, dtype=torch.uint8)
 
 
-def operation(pair: Pair, what: str) -> Any:
+def under_way(pair: Pair, what: str) -> Any:
+    """An operation that fills the socket and does not end. Its peer is stopped before it is begun: one that is stopped
+    a little later may have read everything."""
+    pair.wait_stopped()
     if what == "receive":
-        return pair.group.send([tensor()], 1, 0)
-    return pair.group.allreduce([tensor()], dist.AllreduceOptions())
+        work = pair.group.send([tensor()], 1, 0)
+    else:
+        work = pair.group.allreduce([tensor()], dist.AllreduceOptions())
+    time.sleep(0.1)
+    return work
 
 
 def kept_for_ever(pair: Pair) -> WatchedGroup:
@@ -118,8 +123,7 @@ def kept_for_ever(pair: Pair) -> WatchedGroup:
 def test_an_operation_under_way_to_a_peer_that_dies(make: Callable[[str], Pair], what: str) -> None:
     pair = make(what)
     group = kept_for_ever(pair)
-    work = operation(pair, what)
-    pair.wait_stopped()
+    work = under_way(pair, what)
     begun = time.monotonic()
     pair.peer.kill()
     with pytest.raises(RuntimeError, match="gloo"):
@@ -132,8 +136,7 @@ def test_an_operation_under_way_to_a_peer_that_dies(make: Callable[[str], Pair],
 def test_an_operation_under_way_when_the_group_is_shut(make: Callable[[str], Pair], what: str) -> None:
     pair = make(what)
     group = kept_for_ever(pair)
-    work = operation(pair, what)
-    pair.wait_stopped()
+    work = under_way(pair, what)
     assert pair.monitor.shut_groups([0]) == 1
     begun = time.monotonic()
     with pytest.raises(RuntimeError, match="gloo"):
@@ -195,13 +198,13 @@ def ending(pair: Pair, work: Any) -> str:
 
 
 def test_gloo_still_loses_a_send_under_way(make: Callable[[str], Pair]) -> None:
-    """Not always: the peer may have read everything before it stopped. When this fails, gloo was mended and
-    watched_group.py can go."""
+    """Not always. When this fails, gloo was mended and watched_group.py can go."""
     for _ in range(SENDS_MAX):
         pair = make("receive")
         kept_for_ever(pair)
-        work = pair.group.backend.send([tensor()], 1, 0)
         pair.wait_stopped()
+        work = pair.group.backend.send([tensor()], 1, 0)
+        time.sleep(0.1)
         pair.monitor.shut_groups([0])
         if "send does not end although the group is shut" in ending(pair, work):
             return
@@ -212,7 +215,7 @@ def test_gloo_still_loses_a_send_under_way(make: Callable[[str], Pair]) -> None:
 def test_who_waits_for_another_says_so(make: Callable[[str], Pair], what: str) -> None:
     pair = make(what)
     kept_for_ever(pair)
-    work = operation(pair, what)
+    work = under_way(pair, what)
 
     def wait() -> None:
         with pytest.raises(RuntimeError):
@@ -220,7 +223,6 @@ def test_who_waits_for_another_says_so(make: Callable[[str], Pair], what: str) -
 
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
-    pair.wait_stopped()
     time.sleep(0.2)
     assert pair.pulse.waiting
     pair.monitor.shut_groups([0])
