@@ -4,8 +4,7 @@ PEERS_SETTING: defaults, tuned or spare (a fifth rank in reserve). gloo cannot b
 the collectives (PEERS_TIMEOUT) bounds how soon survivors of a rank that stands still come back.
 """
 
-from __future__ import annotations
-
+# Without `from __future__ import annotations`: NVRx reads the annotation of call_wrapper as a type.
 import logging
 import os
 from datetime import timedelta

@@ -17,6 +17,7 @@
 #include "state/gpu_arena.h"
 #include "state/gpu_copy.h"
 #include "state/torch_allocator.h"
+#include "to_stream.h"
 
 namespace py = pybind11;
 
@@ -28,8 +29,6 @@ using state::GpuArena;
 using state::GpuCopier;
 using state::GpuMapping;
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
-
-gpu::Stream to_stream(uintptr_t stream) { return reinterpret_cast<gpu::Stream>(stream); }
 
 Deadline after_ms(int64_t timeout_ms) { return Deadline::after_ms(monotonic_now(), timeout_ms); }
 

@@ -13,6 +13,7 @@
 #include "monitor/nccl_communicator.h"
 #include "monitor/nccl_table.h"
 #include "register.h"
+#include "to_stream.h"
 #include "waiting.h"
 
 namespace py = pybind11;
@@ -28,8 +29,6 @@ using monitor::NcclTable;
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
 Deadline after_ms(int64_t timeout_ms) { return Deadline::after_ms(monotonic_now(), timeout_ms); }
-
-gpu::Stream to_stream(uintptr_t stream) { return reinterpret_cast<gpu::Stream>(stream); }
 
 void register_library(py::module_& module) {
   module.def("add_nccl_path", &gpu::add_nccl_path, py::arg("path"), ReleaseGil());

@@ -14,6 +14,7 @@
 #include "state/arena_header.h"
 #include "state/box_digest.h"
 #include "state/checksum.h"
+#include "to_stream.h"
 
 namespace py = pybind11;
 
@@ -73,6 +74,12 @@ void register_header(py::module_& module) {
       .def("check", &ArenaHeader::check, py::arg("layout_digest"), py::arg("nbytes"));
   def_fields(header);
   header
+      .def(
+          "open_step_on_stream",
+          [](ArenaHeader& self, int64_t value, int device, uintptr_t stream) {
+            self.open_step_on_stream(value, device, to_stream(stream));
+          },
+          py::arg("value"), py::arg("device"), py::arg("stream"), ReleaseGil())
       .def(
           "set_done", [](ArenaHeader& self, const py::bytes& bitmap) { self.set_done(bitmap); },
           py::arg("micro_batches"))

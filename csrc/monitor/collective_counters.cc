@@ -3,21 +3,10 @@
 #include <string>
 
 #include "base/error.h"
-#include "gpu/driver.h"
 
 namespace unicron::monitor {
 
-CollectiveCounters::CollectiveCounters(int fd) : mapping_(fd, 0, kPageBytes) {}
-
-CollectiveCounters::~CollectiveCounters() {
-  if (on_device_ == 0) return;
-  try {
-    const gpu::ScopedDevice current(device_);
-    gpu::driver().unregister_host(mapping_.data());
-  } catch (const Error&) {
-    // The device failed: the registration goes with the process.
-  }
-}
+CollectiveCounters::CollectiveCounters(int fd) : mapping_(fd, 0, kPageBytes), page_(mapping_.data(), kPageBytes) {}
 
 CollectiveCount& CollectiveCounters::count(int64_t slot) const {
   if (slot < 0 || slot >= kCountedGroupsMax) {
@@ -32,18 +21,7 @@ uint64_t CollectiveCounters::begin(int64_t slot) {
 }
 
 void CollectiveCounters::end_on_stream(int64_t slot, uint64_t number, int device, gpu::Stream stream) {
-  CollectiveCount& counted = count(slot);
-  const gpu::ScopedDevice current(device);
-  if (on_device_ == 0) {
-    gpu::check(gpu::driver().register_host(mapping_.data(), kPageBytes,
-                                           gpu::kHostRegisterPortable | gpu::kHostRegisterDeviceMap),
-               "registering the page of counters");
-    gpu::check(gpu::driver().host_address(&on_device_, mapping_.data(), 0), "addressing the page of counters");
-    device_ = device;
-  }
-  const auto offset = static_cast<uint64_t>(reinterpret_cast<char*>(&counted.ended) -  //
-                                            static_cast<char*>(mapping_.data()));
-  gpu::check(gpu::driver().write_value(stream, on_device_ + offset, number, 0), "counting a collective");
+  page_.write_on_stream(&count(slot).ended, number, device, stream);
 }
 
 void CollectiveCounters::reset(int64_t slot) {

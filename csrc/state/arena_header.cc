@@ -30,7 +30,14 @@ void require_size(const char* what, size_t nbytes, size_t nbytes_max) {
 
 }  // namespace
 
-ArenaHeader::ArenaHeader(int fd) : file_bytes_(checked_file_bytes(fd)), mapping_(fd, 0, kArenaHeaderBytes) {}
+ArenaHeader::ArenaHeader(int fd)
+    : file_bytes_(checked_file_bytes(fd)),
+      mapping_(fd, 0, kArenaHeaderBytes),
+      page_(mapping_.data(), kArenaHeaderBytes) {}
+
+void ArenaHeader::open_step_on_stream(int64_t value, int device, gpu::Stream stream) {
+  page_.write_on_stream(&fields().open_step, static_cast<uint64_t>(value), device, stream);
+}
 
 void ArenaHeader::format(std::string_view layout_digest, uint64_t nbytes) {
   require_size("layout_digest", layout_digest.size(), kLayoutDigestBytesMax);

@@ -284,6 +284,9 @@ class ArenaHeader:
         """Small python-side state that must survive (lr schedule, rng …), at most 1024 bytes, with a checksum."""
 
     def extra(self) -> bytes: ...
+    def open_step_on_stream(self, value: int, device: int, stream: int) -> None:
+        """The GPU writes open_step when the stream (cudaStream_t as an integer) gets here: what was begun on it before
+        is in memory then. UnicronError where it cannot."""
 
 # ------------------------------------------------------------------ GPUs
 

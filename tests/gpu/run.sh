@@ -134,11 +134,15 @@ table moves 200 bash -c 'moves 1,1,1 --cases all,no-warm-up'
 table moves_dp2 290 bash -c 'moves 1,1,2 --cases all,no-groups,node-lost' # of three GPUs or more
 table moves_350m 200 bash -c 'moves 1,1,1 --size 350m --cases all'
 table bench_steady 150 "$PYTHON" bench/gpu/bench_steady.py --seconds 75
+table bench_steady_sharded 150 "$PYTHON" bench/gpu/bench_steady.py --seconds 75 --sharded
+table bench_steady_overlap 150 "$PYTHON" bench/gpu/bench_steady.py --seconds 75 --sharded --overlap
 table bench_idle 140 "$PYTHON" bench/gpu/bench_idle.py
 table bench_idle_sharded 140 env UNICRON_DEMO_SIZE=350m "$PYTHON" bench/gpu/bench_idle.py --sharded
 table bench_torchrun 110 "$PYTHON" bench/gpu/bench_torchrun.py --sizes small 350m
 table managed_350m 150 bash -c \
   'managed 1,1,2 350m kill-compute,kill-reduce,kill-now,illegal-access --timeout 60 --unmanaged'
+table managed_350m_sharded 150 bash -c \
+  'managed 1,1,2 350m kill-step,kill-compute,segv-compute,exception-compute --timeout 60 --sharded --iterations 14'
 table managed_buddy_every 90 bash -c \
   'managed 1,1,2 small kill-step,node-now --sharded --buddy-every 5 --iterations 60 --timeout 40'
 table bench_steady_buddy 150 \

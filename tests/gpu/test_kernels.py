@@ -111,3 +111,15 @@ def test_counters_are_written_in_the_order_of_the_stream() -> None:
     assert (agents.begun(0), agents.ended(0)) == (2, 1)
     torch.cuda.synchronize()
     assert agents.ended(0) == 2
+
+
+def test_a_mark_comes_when_what_was_begun_before_it_is_there() -> None:
+    """What a chunk of the optimizer's step is to an heir."""
+    header = _core.ArenaHeader(_core.create_arena(4096))
+    header.format("a", 4096)
+    for value in (3, 4):
+        torch.cuda._sleep(400_000_000)
+        header.open_step_on_stream(value, 0, stream())
+    assert header.open_step == 0  # nobody waited
+    torch.cuda.synchronize()
+    assert header.open_step == 4

@@ -416,6 +416,23 @@ def test_counters_say_who_did_not_come() -> None:
     """)
 
 
+def test_a_gpu_writes_the_mark_of_an_open_step() -> None:
+    run("""
+        fd = _core.create_arena(4096)
+        worker, agent = _core.ArenaHeader(fd), _core.ArenaHeader(fd)
+        worker.format("a", 4096)
+        worker.open_step = 2
+        worker.open_step_on_stream(3, 0, 0)
+        assert (agent.open_step, agent.iteration, agent.torn, agent.nbytes) == (3, 0, False, 4096)
+        try:
+            worker.open_step_on_stream(4, 9, 0)
+        except _core.UnicronError as error:
+            assert "GPU 9" in str(error)
+        del worker  # and its page is not the driver's any more
+        assert agent.open_step == 3
+    """)
+
+
 # ---------------------------------------------------------------- the same bits on a CPU
 
 

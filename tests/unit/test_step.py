@@ -6,6 +6,7 @@ import contextlib
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import torch
 
 from unicron.healing.record import CommitResult
@@ -59,7 +60,7 @@ def run(faulty: int) -> tuple[list[torch.nn.Parameter], list[list[bool]]]:
 
         commit = CommitResult(iteration, 4.0, 9.0, 0.0, 1.0)
         half_way: Any = look if iteration == faulty else None
-        stepper.step(commit, lambda mark: None, half_way=half_way)
+        stepper.step(commit, lambda *_: None, half_way=half_way)
     return params, seen
 
 
@@ -87,9 +88,20 @@ def test_a_torn_state_is_made_even_before_a_checkpoint_is_loaded_over_it() -> No
         raise Died
 
     with contextlib.suppress(Died):
-        stepper.step(CommitResult(0, 4.0, 9.0, 0.0, 1.0), lambda mark: None, half_way=die)
+        stepper.step(CommitResult(0, 4.0, 9.0, 0.0, 1.0), lambda *_: None, half_way=die)
     inner = stepper.optimizer.optimizer
     stepper.optimizer.step_with_ready_grads()
     assert len({float(state["step"]) for state in inner.state.values()}) == 2
     even_optimizer_steps(stepper.optimizer)
     assert len({float(state["step"]) for state in inner.state.values()}) == 1
+
+
+def test_counts_of_groups_go_with_the_state() -> None:
+    """Apex's and Transformer Engine's Adam count their steps there: an heir that began at 0 would correct anew."""
+    stepper, _ = make()
+    heir, _ = make()
+    assert "counts" not in msgspec.msgpack.decode(stepper.extra_state())
+    for group, count in zip(stepper.optimizer.optimizer.param_groups, (7, 9), strict=True):
+        group["step"] = count
+    heir.load_extra(stepper.extra_state())
+    assert [group["step"] for group in heir.optimizer.optimizer.param_groups] == [7, 9]

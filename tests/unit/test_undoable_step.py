@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unicron.training import undoable_step
 from unicron.training.memory import force_optimizer_state
-from unicron.training.undoable_step import UndoableStep, chunks_of, only, undo_bytes
+from unicron.training.undoable_step import UndoableStep, chunks_of, only, tensors_of, undo_bytes
 
 SIZES = ((1,), (7, 3), (2,), (40,), (5, 5), (300,), (4,))
 
@@ -55,7 +56,7 @@ def bits(optimizer: Optimizer) -> list[bytes]:
 def undisturbed(steps: int) -> list[bytes]:
     optimizer, undo = make()
     for _ in range(steps):
-        UndoableStep(optimizer, undo).run(0.25, lambda mark: None)
+        UndoableStep(optimizer, undo).run(0.25, lambda *_: None)
     return bits(optimizer)
 
 
@@ -83,18 +84,18 @@ class DyingParams:
 def test_who_dies_in_the_step_again_and_again_ends_with_the_same_bits(deaths: list[int]) -> None:
     optimizer, undo = make()
     marks = [0]
-    UndoableStep(optimizer, undo).run(0.25, lambda mark: None)
+    UndoableStep(optimizer, undo).run(0.25, lambda *_: None)
     step = optimizer.optimizer.step
     for writes in deaths:
         optimizer.optimizer.step = DyingParams(optimizer, writes)  # type: ignore[method-assign]
         try:
-            UndoableStep(optimizer, undo).run(0.25, marks.append, marks[-1])
+            UndoableStep(optimizer, undo).run(0.25, lambda mark, _: marks.append(mark), marks[-1])
         except Died:
             continue
         break
     else:
         optimizer.optimizer.step = step  # type: ignore[method-assign]
-        UndoableStep(optimizer, undo).run(0.25, marks.append, marks[-1])
+        UndoableStep(optimizer, undo).run(0.25, lambda mark, _: marks.append(mark), marks[-1])
     assert bits(optimizer) == undisturbed(2)
     assert marks == sorted(marks) and marks[-1] == 2 * len(chunks_of(optimizer))
 
@@ -103,7 +104,7 @@ def test_the_gradient_is_not_touched() -> None:
     """It is needed whole by an heir, and by nobody's next step twice scaled."""
     optimizer, undo = make()
     before = [g.clone() for g in optimizer.gradients]
-    UndoableStep(optimizer, undo).run(0.25, lambda mark: None)
+    UndoableStep(optimizer, undo).run(0.25, lambda *_: None)
     assert all(torch.equal(a, b) for a, b in zip(before, optimizer.gradients, strict=True))
     assert optimizer.copied == 1 and all(param.grad is None for param in optimizer.params)
 
@@ -132,3 +133,64 @@ def test_only_restores_the_groups(raises: bool) -> None:
     else:
         inside(lambda: None)
     assert [list(map(id, group["params"])) for group in groups] == before
+
+
+def test_a_gpu_that_is_behind_its_host_is_followed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU writes marks in its own order, while the host has counted the steps of chunks that the GPU never came to.
+    Here the counts, tensors without a dimension, are the host's part."""
+    monkeypatch.setattr(undoable_step, "device_of", lambda chunks: torch.device("meta"))
+    monkeypatch.setattr(
+        undoable_step, "tensors_on",
+        lambda device, params: [t for t in tensors_of(params) if (t.dim() == 0) == (device.type == "cpu")],
+    )  # fmt: skip
+    optimizer, undo = make()
+    UndoableStep(optimizer, undo).run(0.25, lambda *_: None)
+    of_gpu = [*undoable_step.tensors_on(torch.device("meta"), undoable_step.params_of(optimizer)), undo]
+    seen: list[tuple[int, list[torch.Tensor]]] = []
+    waited = []
+
+    def mark(number: int, wait: bool) -> None:
+        waited.append(wait)
+        seen.append((number, [tensor.clone() for tensor in of_gpu]))
+
+    UndoableStep(optimizer, undo).run(0.25, mark)
+    assert waited == [True] + [False] * (2 * len(chunks_of(optimizer)) - 1)
+    expected = bits(optimizer)
+    for number, then in seen:
+        for tensor, old in zip(of_gpu, then, strict=True):
+            tensor.copy_(old)
+        UndoableStep(optimizer, undo).run(0.25, lambda *_: None, number)
+        assert bits(optimizer) == expected, f"died at mark {number}"
+
+
+class CountingGroups(torch.optim.AdamW):
+    """Counts its steps in its groups, as Apex's and Transformer Engine's Adam do."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if group["params"]:
+                group["step"] = group.get("step", 0) + 1
+        super().step(closure)
+
+
+@pytest.mark.parametrize("died_at", [-1, 2, 5])
+def test_a_step_in_chunks_is_counted_once(died_at: int) -> None:
+    optimizer, undo = make()
+    groups = [{"params": group["params"]} for group in optimizer.optimizer.param_groups]
+    optimizer.optimizer = CountingGroups(groups, lr=0.1)
+    force_optimizer_state(optimizer)
+    step = UndoableStep(optimizer, undo)
+    step.run(0.25, lambda *_: None)
+    assert [group["step"] for group in optimizer.optimizer.param_groups] == [1, 1]
+
+    def mark(number: int, _: bool) -> None:
+        if number == died_at:
+            raise Died
+
+    if died_at >= 0:
+        with pytest.raises(Died):
+            step.run(0.25, mark)
+        for group in optimizer.optimizer.param_groups:
+            group["step"] = 1  # as the heir finds it in what the last whole step left
+    step.run(0.25, lambda *_: None, max(died_at, 0))
+    assert [group["step"] for group in optimizer.optimizer.param_groups] == [2, 2]

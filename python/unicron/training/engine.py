@@ -391,7 +391,7 @@ class Engine:
         self._pulse(Stage.STEP)
         self.ledger.begin_step(undoable=self.layout.steps_undoably)
         kind = self.link.pulse.take_fault(int(FaultPoint.STEP), action.commit.iteration, -1)
-        half_way = (lambda: self._fault(kind, FaultPoint.STEP)) if kind else None
+        half_way = (lambda: self._fault_half_way(kind)) if kind else None
         self.stepper.step(action.commit, self._mark_chunk, half_way=half_way)
         self._end_step(action.commit)
         tokens = max(action.commit.tokens, 1.0)
@@ -411,10 +411,18 @@ class Engine:
             )  # fmt: skip
         return on.Done()
 
-    def _mark_chunk(self, mark: int) -> None:
+    def _fault_half_way(self, kind: int) -> None:
+        self.memory.synchronize()  # a part of the parameters is written
+        self._fault(kind, FaultPoint.STEP)
+
+    def _mark_chunk(self, mark: int, wait: bool) -> None:
         """What was begun before the mark is in memory when the mark is. (Of this stream: copies for buddies go on.)"""
-        self.memory.synchronize_stream()
-        self.ledger.mark_chunk(mark)
+        if wait or self.memory.device.type != "cuda":
+            self.memory.synchronize_stream()
+            self.ledger.mark_chunk(mark)
+        else:
+            stream = torch.cuda.current_stream(self.memory.device).cuda_stream
+            self.ledger.mark_chunk_on_stream(mark, self.memory.device.index, stream)
 
     def _end_step(self, commit: CommitResult) -> None:
         self.memory.synchronize()  # the next line says that it is done
@@ -576,7 +584,7 @@ class Engine:
         if fetch.steps:
             assert action.commit is not None
             self.stepper.zero_grad()
-            self.stepper.step(action.commit, lambda mark: None)
+            self.stepper.step(action.commit, lambda *_: None)
         else:
             self.stepper.show_main_params()
         self.memory.synchronize()  # the next line says that it is there

@@ -73,6 +73,10 @@ class Ledger:
     def mark_chunk(self, mark: int) -> None:
         self.header.open_step = 2 + mark
 
+    def mark_chunk_on_stream(self, mark: int, device: int, stream: int) -> None:
+        """The GPU writes it, when the stream gets here."""
+        self.header.open_step_on_stream(2 + mark, device, stream)
+
     def open_step(self) -> tuple[CommitResult, int] | None:
         """(the commit to step with, the last mark) of a predecessor that died in an undoable step."""
         header = self.header

@@ -120,7 +120,7 @@ class StateMemory:
         for number, sums in enumerate(self.exact):
             yield f"unicron.exact{number}", sums
         if self.undo.numel():  # the name says how it is filled (undoable_step.py): part of the arena's digest
-            yield "unicron.undo" if self.pool is None else "unicron.undo2", self.undo
+            yield "unicron.undo" if self.pool is None else "unicron.undo3", self.undo
         if self.buddy.numel():
             yield "unicron.buddy", self.buddy
         yield "unicron.scalars", self.scalars

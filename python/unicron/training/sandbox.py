@@ -91,7 +91,7 @@ class Sandbox:
         self.is_finite = math.isfinite(squares)
         tokens = float(self.memory.scalars[0])
         found = 0.0 if self.is_finite else 1.0
-        stepper.step(CommitResult(0, tokens, squares, found, float(self.memory.scalars[1])), lambda _mark: None)
+        stepper.step(CommitResult(0, tokens, squares, found, float(self.memory.scalars[1])), lambda *_: None)
 
     def _part(self, name: str, what: Callable[[], None]) -> None:
         begun = time.monotonic()

@@ -18,7 +18,14 @@ from unicron.training.gradients import Gradients
 from unicron.training.loss_scale import LossScale
 from unicron.training.memory import inner_optimizers
 from unicron.training.scheduler import advance_scheduler, restore_scheduler
-from unicron.training.undoable_step import UndoableStep, only, show_main_params
+from unicron.training.undoable_step import (
+    Mark,
+    UndoableStep,
+    group_counts,
+    only,
+    set_group_counts,
+    show_main_params,
+)  # fmt: skip
 from unicron.types import Layout
 
 EXTRA_BYTES_MAX = 1024
@@ -43,9 +50,8 @@ class Stepper:
         self.optimizer.zero_grad()
 
     def step(
-        self, commit: CommitResult, mark: Callable[[int], None], marked: int = 0,
-        half_way: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+        self, commit: CommitResult, mark: Mark, marked: int = 0, half_way: Callable[[], None] | None = None
+    ) -> None:
         """mark, marked: see UndoableStep.run. half_way: a fault, called when a part of the parameters is written."""
         self.gradients.repeat = commit.repeat
         self.gradients.finish()
@@ -66,9 +72,7 @@ class Stepper:
         if not (commit.found_inf and self.loss_scale):
             advance_scheduler(self.scheduler, self.layout)
 
-    def _update(
-        self, factor: float, mark: Callable[[int], None], marked: int, half_way: Callable[[], None] | None
-    ) -> None:
+    def _update(self, factor: float, mark: Mark, marked: int, half_way: Callable[[], None] | None) -> None:
         if self._undoable is not None:
             self._undoable.run(factor, mark, marked, half_way)
             return
@@ -91,7 +95,10 @@ class Stepper:
     # ---------------------------------------------------------- python-side state
 
     def extra_state(self) -> bytes:
-        state: dict[str, Any] = {"lr": [g.get("lr") for o in inner_optimizers(self.optimizer) for g in o.param_groups]}
+        inners = inner_optimizers(self.optimizer)
+        state: dict[str, Any] = {"lr": [g.get("lr") for inner in inners for g in inner.param_groups]}
+        if any(count is not None for count in group_counts(inners)):
+            state["counts"] = group_counts(inners)
         if self.scheduler is not None:
             plain = (int, float, bool, str, type(None))
             state["scheduler"] = {
@@ -115,6 +122,8 @@ class Stepper:
         groups = [g for o in inner_optimizers(self.optimizer) for g in o.param_groups]
         for group, lr in zip(groups, state["lr"], strict=True):
             group["lr"] = lr
+        if "counts" in state:
+            set_group_counts(inner_optimizers(self.optimizer), state["counts"])
 
     def own_state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside parameters, optimizer and schedule, as plain values."""

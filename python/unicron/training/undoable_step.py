@@ -5,12 +5,17 @@ A process that dies inside such a step must leave enough to finish it: each chun
 the arena before one of them is overwritten, and one word of the arena's header counts the chunks. An heir restores the
 open chunk and goes on (ARCHITECTURE, step). The reduced gradient stays as it is until the next iteration: it is scaled
 chunk by chunk, beside it.
+
+On a GPU nobody waits between the chunks: the GPU itself writes their marks, in the order of its stream. What an
+optimizer keeps on the host meanwhile (torch's Adam a count a parameter, Apex's and Transformer Engine's one a group) is
+ahead of it, so the old values of all of that are saved before the first mark, and an heir restores those of every chunk
+that is not written.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,12 +23,13 @@ import torch
 from unicron.training.memory import inner_optimizers, optimizer_parts
 
 CHUNK_BYTES = 16 << 20  # of parameters; their optimizer state comes on top
-GPU_CHUNK_BYTES = 64 << 20  # a GPU is waited for twice a chunk: a tenth of a millisecond each
+GPU_CHUNK_BYTES = 64 << 20  # the largest parameter if that is more: the undo area has to hold it anyway
 CHUNKS_MIN = 4  # about so many, of a small shard too: the undo area is what this costs in memory
 ALIGN = 64
 
 Param = tuple[Any, torch.Tensor]  # (inner optimizer, parameter)
 Pair = tuple[torch.Tensor, torch.Tensor]  # (what the step overwrites, its flat copy)
+Mark = Callable[[int, bool], None]  # (2 x chunks written, + 1 while the next one is; whether to wait until it is set)
 
 
 def is_sharded(optimizer: Any) -> bool:
@@ -43,8 +49,10 @@ def chunks_of(optimizer: Any) -> list[list[Param]]:
     """The shard's parameters in the order of their groups, in chunks of about CHUNK_BYTES; none is divided."""
     params = params_of(optimizer)
     whole = sum(nbytes_of(param) for _, param in params)
-    largest = GPU_CHUNK_BYTES if any(param.is_cuda for _, param in params) else CHUNK_BYTES
-    limit = max(1, min(largest, whole // CHUNKS_MIN))
+    limit = max(1, min(CHUNK_BYTES, whole // CHUNKS_MIN))
+    if any(param.is_cuda for _, param in params):
+        largest = max(nbytes_of(param) for _, param in params)
+        limit = max(1, min(GPU_CHUNK_BYTES, whole // CHUNKS_MIN), largest)
     chunks: list[list[Param]] = []
     room = 0
     for entry in params:
@@ -58,8 +66,19 @@ def chunks_of(optimizer: Any) -> list[list[Param]]:
 
 
 def undo_bytes(optimizer: Any) -> int:
-    """Size of the undo area: the largest chunk with its optimizer state, which must exist."""
-    return max((sum(aligned(nbytes_of(t)) for t in tensors_of(chunk)) for chunk in chunks_of(optimizer)), default=0)
+    """Of the undo area: the largest chunk with its optimizer state, which must exist, and what lies on the host."""
+    chunks = chunks_of(optimizer)
+    device = device_of(chunks)
+    return max((size_of(tensors_on(device, chunk)) for chunk in chunks), default=0) + size_of(elsewhere(chunks, device))
+
+
+def device_of(chunks: list[list[Param]]) -> torch.device:
+    """Of the parameters."""
+    return chunks[0][0][1].device if chunks else torch.device("cpu")
+
+
+def size_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(aligned(nbytes_of(tensor)) for tensor in tensors)
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
@@ -76,6 +95,15 @@ def tensors_of(params: list[Param]) -> Iterator[torch.Tensor]:
         yield param.data
         state = inner.state[param]
         yield from (state[key] for key in sorted(state) if torch.is_tensor(state[key]))
+
+
+def tensors_on(device: torch.device, params: list[Param]) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_of(params) if tensor.device == device]
+
+
+def elsewhere(chunks: list[list[Param]], device: torch.device) -> list[torch.Tensor]:
+    """What the step overwrites on the host, where the parameters are on this device."""
+    return [] if device.type == "cpu" else [t for chunk in chunks for t in tensors_on(torch.device("cpu"), chunk)]
 
 
 @contextlib.contextmanager
@@ -106,39 +134,45 @@ class UndoableStep:
     def __init__(self, optimizer: Any, undo: torch.Tensor) -> None:
         self.optimizer, self._undo = optimizer, undo
         self._chunks = chunks_of(optimizer)
+        self._device = device_of(self._chunks)
+        self._of_host = size_of(elsewhere(self._chunks, self._device))
 
     @torch.no_grad()
-    def run(
-        self, factor: float, mark: Callable[[int], None], marked: int = 0, half_way: Callable[[], None] | None = None
-    ) -> None:
-        """Write every chunk. mark(n): 2 x chunks written, + 1 while the next one is; marked: where a predecessor stood.
+    def run(self, factor: float, mark: Mark, marked: int = 0, half_way: Callable[[], None] | None = None) -> None:
+        """Write every chunk. mark(n, wait): see Mark; it is set when all that was begun before is in memory. marked:
+        where a predecessor stood.
 
         half_way: a fault, called when half of the middle chunk's parameters are written.
         """
         self.optimizer.prepare_grads()
         first = marked // 2
-        if marked % 2:
-            self._restore(self._chunks[first])
+        if marked:
+            self._restore(first, is_open=bool(marked % 2))
+        elif self._of_host:
+            self._save_host()
+        counts = GroupCounts(inner_optimizers(self.optimizer))
         for number in range(first, len(self._chunks)):
             chunk = self._chunks[number]
             self._save(chunk)
-            mark(2 * number + 1)
+            mark(2 * number + 1, number == 0)  # from the first one on the host's part may be ahead of the GPU's
             if half_way is not None and number == len(self._chunks) // 2:
                 middle = (len(chunk) + 1) // 2
-                self._write(chunk[:middle], factor)
+                self._write(chunk[:middle], factor, counts)
                 half_way()
-                self._write(chunk[middle:], factor)
+                self._write(chunk[middle:], factor, counts)
             else:
-                self._write(chunk, factor)
-            mark(2 * number + 2)
+                self._write(chunk, factor, counts)
+            mark(2 * number + 2, False)
+        counts.stepped()
         show_main_params(self.optimizer)
 
-    def _write(self, chunk: list[Param], factor: float) -> None:
+    def _write(self, chunk: list[Param], factor: float, counts: GroupCounts) -> None:
         """The inner optimizer's own update of these parameters only; each parameter's update is its own."""
         with_grad = [param for _, param in chunk if param.grad is not None]
         grads = [param.grad for param in with_grad if param.grad is not None]
         for param, grad in zip(with_grad, torch._foreach_mul(grads, factor) if grads else (), strict=True):
             param.grad = grad
+        counts.rewind()
         with only(self.optimizer, [param for _, param in chunk]):
             for inner in inner_optimizers(self.optimizer):
                 inner.step()
@@ -146,40 +180,75 @@ class UndoableStep:
             param.grad = None
 
     def _save(self, chunk: list[Param]) -> None:
-        here, elsewhere, end = self._pairs(chunk)
-        if here:
-            torch._foreach_copy_([saved for _, saved in here], [tensor.reshape(-1) for tensor, _ in here])
-        if elsewhere:  # one copy to the GPU, whatever their number: each would be waited for
-            packed = torch.zeros(end - elsewhere[0][1], dtype=torch.uint8)
-            for tensor, view in self._views(elsewhere, packed):
-                view.copy_(tensor.reshape(-1))
-            self._undo[elsewhere[0][1] : end].copy_(packed)
+        pairs = self._pairs(chunk)
+        if pairs:
+            torch._foreach_copy_([saved for _, saved in pairs], [tensor.reshape(-1) for tensor, _ in pairs])
 
-    def _restore(self, chunk: list[Param]) -> None:
-        here, elsewhere, end = self._pairs(chunk)
-        for tensor, saved in here:
+    def _save_host(self) -> None:
+        """One copy to the GPU, whatever their number: each would be waited for."""
+        packed = torch.zeros(self._of_host, dtype=torch.uint8)
+        for tensor, saved in self._host_pairs(self._chunks, packed):
+            saved.copy_(tensor.reshape(-1))
+        self._undo[-self._of_host :].copy_(packed)
+
+    def _restore(self, first: int, *, is_open: bool) -> None:
+        """What the predecessor had begun of this chunk, on the device, and of all from it on, on the host."""
+        for tensor, saved in self._pairs(self._chunks[first]) if is_open else ():
             tensor.copy_(saved.view(tensor.shape))
-        if elsewhere:
-            for tensor, view in self._views(elsewhere, self._undo[elsewhere[0][1] : end].cpu()):
-                tensor.copy_(view.view(tensor.shape))
+        if self._of_host:
+            not_begun = {tensor.data_ptr() for tensor in elsewhere(self._chunks[first:], self._device)}
+            for tensor, saved in self._host_pairs(self._chunks, self._undo[-self._of_host :].cpu()):
+                if tensor.data_ptr() in not_begun:
+                    tensor.copy_(saved.view(tensor.shape))
 
-    def _pairs(self, chunk: list[Param]) -> tuple[list[Pair], list[tuple[torch.Tensor, int]], int]:
-        """(tensor, its place in the undo area) where both are on one device; then the others, with the byte at which
-        their place begins (torch's Adam counts its steps on the host, one count a parameter); and where all that ends.
-        """
-        here: list[Pair] = []
-        elsewhere: list[tuple[torch.Tensor, int]] = []
-        offset = 0
-        for tensor in sorted(tensors_of(chunk), key=lambda tensor: tensor.device != self._undo.device):
-            if tensor.device == self._undo.device:
-                here.append((tensor, self._undo[offset : offset + nbytes_of(tensor)].view(tensor.dtype)))
-            else:
-                elsewhere.append((tensor, offset))
-            offset += aligned(nbytes_of(tensor))
-        return here, elsewhere, offset
+    def _pairs(self, chunk: list[Param]) -> list[Pair]:
+        """(tensor, its place in the undo area) of what lies on the parameters' device."""
+        return places_of(tensors_on(self._device, chunk), self._undo)
 
-    @staticmethod
-    def _views(elsewhere: list[tuple[torch.Tensor, int]], packed: torch.Tensor) -> Iterator[Pair]:
-        first = elsewhere[0][1]
-        for tensor, start in elsewhere:
-            yield tensor, packed[start - first : start - first + nbytes_of(tensor)].view(tensor.dtype)
+    def _host_pairs(self, chunks: list[list[Param]], packed: torch.Tensor) -> list[Pair]:
+        return places_of(elsewhere(chunks, self._device), packed)
+
+
+def places_of(tensors: list[torch.Tensor], area: torch.Tensor) -> list[Pair]:
+    """Each tensor's place in the area, one after the other."""
+    pairs: list[Pair] = []
+    offset = 0
+    for tensor in tensors:
+        pairs.append((tensor, area[offset : offset + nbytes_of(tensor)].view(tensor.dtype)))
+        offset += aligned(nbytes_of(tensor))
+    return pairs
+
+
+class GroupCounts:
+    """Steps that optimizers count in their groups, on the host: a step in chunks is one step."""
+
+    def __init__(self, inners: list[torch.optim.Optimizer]) -> None:
+        self._inners = inners
+        self._before = group_counts(inners)
+
+    def rewind(self) -> None:
+        set_group_counts(self._inners, self._before)
+
+    def stepped(self) -> None:
+        """All chunks are written, some of them perhaps by a predecessor."""
+        before = iter(self._before)
+        for inner in self._inners:
+            is_counted = any(isinstance(group.get("step"), int) for group in inner.param_groups)
+            for group, count in zip(inner.param_groups, before, strict=False):
+                if is_counted and group["params"]:
+                    group["step"] = (count or 0) + 1
+
+
+def group_counts(inners: list[torch.optim.Optimizer]) -> list[int | None]:
+    """What their groups count, in order; None where they do not."""
+    counts = [group.get("step") for inner in inners for group in inner.param_groups]
+    return [count if isinstance(count, int) else None for count in counts]
+
+
+def set_group_counts(inners: list[torch.optim.Optimizer], counts: list[int | None]) -> None:
+    groups = [group for inner in inners for group in inner.param_groups]
+    for group, count in zip(groups, counts, strict=True):
+        if count is not None:
+            group["step"] = count
+        elif isinstance(group.get("step"), int):
+            del group["step"]

@@ -11,6 +11,7 @@
 #include "base/descriptor.h"
 #include "base/mapping.h"
 #include "gpu/driver_api.h"
+#include "gpu/host_page.h"
 
 namespace unicron::monitor {
 
@@ -28,7 +29,6 @@ class CollectiveCounters {
   explicit CollectiveCounters(int fd);  // a page of create_counter_page()
   CollectiveCounters(const CollectiveCounters&) = delete;
   CollectiveCounters& operator=(const CollectiveCounters&) = delete;
-  ~CollectiveCounters();
 
   // Worker: one more is being enqueued; its number, from 1 on.
   uint64_t begin(int64_t slot);
@@ -42,8 +42,7 @@ class CollectiveCounters {
   CollectiveCount& count(int64_t slot) const;
 
   SharedMapping mapping_;
-  gpu::DevicePointer on_device_ = 0;  // 0 until the first end_on_stream()
-  int device_ = 0;                    // of the first
+  gpu::HostPage page_;
 };
 
 Descriptor create_counter_page();

@@ -13,6 +13,8 @@
 #include <string_view>
 
 #include "base/mapping.h"
+#include "gpu/driver_api.h"
+#include "gpu/host_page.h"
 #include "state/arena.h"
 
 namespace unicron::state {
@@ -68,6 +70,9 @@ class ArenaHeader {
 
   ArenaFields& fields() const { return *static_cast<ArenaFields*>(mapping_.data()); }
 
+  // open_step becomes `value` when the stream gets here. Throws Error where the GPU cannot write to it.
+  void open_step_on_stream(int64_t value, int device, gpu::Stream stream);
+
   void format(std::string_view layout_digest, uint64_t nbytes);
   // "" when this arena can be adopted, else why not.
   std::string check(std::string_view layout_digest, uint64_t nbytes) const;
@@ -81,6 +86,7 @@ class ArenaHeader {
  private:
   size_t file_bytes_;
   SharedMapping mapping_;
+  gpu::HostPage page_;
 };
 
 }  // namespace unicron::state
