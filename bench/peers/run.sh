@@ -87,7 +87,7 @@ needed() {
     case $word in
       nvrx-*) echo nvrx ;;
       dlrover-run) echo dlrover ;;
-      unicron) ;;
+      unicron | megatron) ;;
       *) echo "$word" ;;
     esac
   done | sort -u

@@ -119,6 +119,12 @@ def start_torchrun(run: Run, setting: Setting) -> None:
         run.spawn(f"agent{node}", words, **setting.environment)
 
 
+def start_megatron(run: Run, setting: Setting) -> None:
+    """unicron's script, and the project's own interpreter: outside of a cluster it is plain Megatron."""
+    words = [python(""), "-m", "torch.distributed.run", *nodes_of(run), *rendezvous(run, 0, setting)]
+    run.spawn("agent0", [*words, *setting.arguments, str(HERE / "train_unicron.py")], **setting.environment)
+
+
 def start_in_job(run: Run, setting: Setting) -> None:
     for node in range(run.nodes):
         words = [python("nvrx"), "-m", "nvidia_resiliency_ext.fault_tolerance.launcher", *nodes_of(run)]
@@ -256,4 +262,10 @@ UNICRON = System(
     start_unicron, agent="n1", coordinator="coordinator", node=("n1",), two_nodes_always=True,
 )  # fmt: skip
 
-SYSTEMS = {system.name: system for system in (UNICRON, TORCHRUN, TORCHFT, IN_PROCESS, IN_JOB, DLROVER)}
+MEGATRON = System(
+    "megatron", "the script that unicron runs, under torchrun without unicron", "",
+    {"plain": Setting(environment=PER_ATTEMPT_STORE, says="no checkpoint: what megatron-core costs alone")},
+    start_megatron,
+)  # fmt: skip
+
+SYSTEMS = {system.name: system for system in (UNICRON, MEGATRON, TORCHRUN, TORCHFT, IN_PROCESS, IN_JOB, DLROVER)}

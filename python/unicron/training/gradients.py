@@ -117,8 +117,7 @@ class Gradients:
         """All segments in order; `shared`: place in the group of who holds segment 0, 1, … reduced already."""
         if group is None:
             for number in range(len(self.segments)):
-                hooks.before(number)
-                ledger.reduced(number + 1)
+                self._nothing_to_add(ledger, number, hooks)
             return
         if self._may_be_written:
             self.memory.synchronize()  # the group is ended by now, and what was under way with it
@@ -136,6 +135,16 @@ class Gradients:
         self._may_be_written = self._slots > 1
         self._add_up_segments(ledger, group, len(shared), hooks)
         self._may_be_written = False
+
+    def _nothing_to_add(self, ledger: Ledger, number: int, hooks: ReduceHooks) -> None:
+        """The points of a reduction are come to also where it is of one rank: faults wait there."""
+        hooks.before(number)
+        then = hooks.enter(number)
+        if then is not None:
+            then()
+        hooks.complete(number)
+        hooks.half_copied(number)
+        ledger.reduced(number + 1)
 
     def _add_up_segments(self, ledger: Ledger, group: dist.ProcessGroup, first: int, hooks: ReduceHooks) -> None:
         left = deque(range(first, len(self.segments)))

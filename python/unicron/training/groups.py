@@ -149,21 +149,26 @@ class Groups:
         """All ranks of my replica."""
         return self._live[tuple(sorted(self.layout.replica_ranks(self.layout.replica_of(self.rank))))]
 
+    def _of_several(self, full: Ranks) -> dist.ProcessGroup | None:
+        """A group of one exists where it is the world, or where the others are lost; nobody has to be asked there."""
+        group = self._live.get(full)
+        return None if group is None or group.size() == 1 else group
+
     def data_group(self) -> dist.ProcessGroup | None:
         """The live ranks of my position, one a replica; None when I am the only one."""
-        return self._live.get(self.layout.peers(self.rank))
+        return self._of_several(self.layout.peers(self.rank))
 
     def data_index(self, rank: Rank) -> int:
         """Place of a rank of my position in data_group()."""
         return self._members[self.layout.peers(self.rank)].index(rank)
 
     def shard_mates_group(self) -> dist.ProcessGroup | None:
-        """The ranks with the shards outside of experts of my instance of the optimizer."""
-        return self._live.get(self.layout.shard_mates(self.rank))
+        """The ranks with the shards outside of experts of my instance of the optimizer; None when I am the only one."""
+        return self._of_several(self.layout.shard_mates(self.rank))
 
     def holders_group(self) -> dist.ProcessGroup | None:
         """The live ranks with my optimizer state; None when I am the only one."""
-        return self._live.get(self.layout.holders(self.rank))
+        return self._of_several(self.layout.holders(self.rank))
 
     def holders_index(self, rank: Rank) -> int:
         """Place of such a rank in holders_group()."""

@@ -136,6 +136,8 @@ class UndoableStep:
         self._chunks = chunks_of(optimizer)
         self._device = device_of(self._chunks)
         self._of_host = size_of(elsewhere(self._chunks, self._device))
+        self._packed = torch.zeros(self._of_host, dtype=torch.uint8)
+        self._places = [place for _, place in places_of(elsewhere(self._chunks, self._device), self._packed)]
 
     @torch.no_grad()
     def run(self, factor: float, mark: Mark, marked: int = 0, half_way: Callable[[], None] | None = None) -> None:
@@ -186,10 +188,8 @@ class UndoableStep:
 
     def _save_host(self) -> None:
         """One copy to the GPU, whatever their number: each would be waited for."""
-        packed = torch.zeros(self._of_host, dtype=torch.uint8)
-        for tensor, saved in self._host_pairs(self._chunks, packed):
-            saved.copy_(tensor.reshape(-1))
-        self._undo[-self._of_host :].copy_(packed)
+        torch._foreach_copy_(self._places, [t.reshape(-1) for t in elsewhere(self._chunks, self._device)])
+        self._undo[-self._of_host :].copy_(self._packed)
 
     def _restore(self, first: int, *, is_open: bool) -> None:
         """What the predecessor had begun of this chunk, on the device, and of all from it on, on the host."""
@@ -197,16 +197,13 @@ class UndoableStep:
             tensor.copy_(saved.view(tensor.shape))
         if self._of_host:
             not_begun = {tensor.data_ptr() for tensor in elsewhere(self._chunks[first:], self._device)}
-            for tensor, saved in self._host_pairs(self._chunks, self._undo[-self._of_host :].cpu()):
+            for tensor, saved in places_of(elsewhere(self._chunks, self._device), self._undo[-self._of_host :].cpu()):
                 if tensor.data_ptr() in not_begun:
                     tensor.copy_(saved.view(tensor.shape))
 
     def _pairs(self, chunk: list[Param]) -> list[Pair]:
         """(tensor, its place in the undo area) of what lies on the parameters' device."""
         return places_of(tensors_on(self._device, chunk), self._undo)
-
-    def _host_pairs(self, chunks: list[list[Param]], packed: torch.Tensor) -> list[Pair]:
-        return places_of(elsewhere(chunks, self._device), packed)
 
 
 def places_of(tensors: list[torch.Tensor], area: torch.Tensor) -> list[Pair]:
