@@ -85,7 +85,8 @@ def main() -> None:
             wrong += [f"{text} {problem}" for problem in not_so]
             for name, found in by_case.items():
                 parts = {part: statistics.median(map(of, found)) for part, of in COLUMNS.items()}
-                bench.add(f"{text} {name}", [i["lost_ms"] for i in found], **parts)
+                known = [i["lost_ms"] for i in found if i["lost_ms"] is not None]
+                bench.add(f"{text} {name}", known, **parts)
                 print(f"{text} {name}", file=sys.stderr, flush=True)
         if arguments.exact_rounds:
             add_exact(bench, arguments.layouts[0], arguments.exact_rounds, folder)

@@ -223,6 +223,7 @@ class Watch:
         self.next_commit_at: float | None = None
         self.whole_at: float | None = None
         self.newest = -1
+        self._world_before = job.WORLD_SIZE
         self._commits: dict[int, dict[int, int]] = {}  # after the fault: iteration -> rank -> world
         self._revived = False
         self._cpu_before: tuple[float, int] | None = None
@@ -236,6 +237,7 @@ class Watch:
                 self._take(event)
             self.driver.tend()
             self._act()
+            self._require_whole()
             if status := self._status():
                 return status
 
@@ -245,6 +247,8 @@ class Watch:
         if event["event"] != "commit":
             return
         self.newest = max(self.newest, event["i"])
+        if self.struck_at is None:
+            self._world_before = event["world"]
         if self.struck_at is None or event["t"] <= self.struck_at or event["i"] < job.FAULT_ITERATION:
             return
         self.next_commit_at = self.next_commit_at or event["t"]
@@ -252,6 +256,12 @@ class Watch:
         ranks[event["rank"]] = event["world"]
         if len(ranks) == job.WORLD_SIZE and set(ranks.values()) == {job.WORLD_SIZE} and self._settled(event["t"]):
             self.whole_at = self.whole_at or event["t"]
+
+    def _require_whole(self) -> None:
+        if self.struck_at is not None and self._world_before != job.WORLD_SIZE:
+            raise RuntimeError(
+                f"before the fault {self._world_before} of {job.WORLD_SIZE} ranks trained: it hit nobody"
+            )
 
     def _settled(self, now: float) -> bool:
         """Of a fault from outside, an iteration that was nearly done does not show that the width is whole again."""

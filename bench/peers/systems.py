@@ -126,8 +126,10 @@ def start_megatron(run: Run, setting: Setting) -> None:
 
 
 def start_in_job(run: Run, setting: Setting) -> None:
+    """With a least number of nodes its rendezvous is over when so many are there, and the others are spare."""
     for node in range(run.nodes):
-        words = [python("nvrx"), "-m", "nvidia_resiliency_ext.fault_tolerance.launcher", *nodes_of(run)]
+        words = [python("nvrx"), "-m", "nvidia_resiliency_ext.fault_tolerance.launcher"]
+        words += [f"--nnodes={run.nodes}", nodes_of(run)[-1]]
         words += [*rendezvous(run, node, setting), "--max-restarts=10", *setting.arguments]
         more = {"NVRX_ENABLE_MULTI_LAUNCHERS_PER_NODE": "1"} if run.nodes > 1 else {}
         run.spawn(f"agent{node}", [*words, str(HERE / "train_elastic.py")], **setting.environment, **more)

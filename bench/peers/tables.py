@@ -30,6 +30,16 @@ WORDS = (
     f"losses after {job.COMPARED} iterations, against the system's own undisturbed run. No commit within "
     f"{job.REACTION_S_MAX:g} s: no reaction; not all ranks {job.FULL_S_MAX:g} s later: not whole."
 )
+EXPLAINED = """Where unicron is not ahead, and why:
+
+* `agent`: the ranks of torchrun and dlrover-run train on without their agent, and until it is back nobody sees what
+  becomes of them. unicron's end with their agent: the others go on without them, at the cost of a part of an iteration,
+  and the node is whole again when its agent is.
+* Nothing fails: `megatron` is the script that unicron runs, without unicron. So what lies between `torchrun plain` and
+  `megatron` is megatron-core's (the peers' loop is a bare one), and what lies between `megatron` and `unicron` is a
+  fixed cost of each iteration: more collectives of four ranks on the cores of this machine, agents, coordinator. Beside
+  iterations of a tenth of a second it is not seen any more: see the cost of being managed.
+"""
 COUNTS = {"redone": "iterations redone", "samples_again": "samples again", "samples_lost": "samples lost"}
 
 
@@ -71,6 +81,7 @@ def page(rows: list[Row], picture: str, title: str) -> str:
         "",
         *table(steady_lines(rows)),
         "",
+        EXPLAINED,
         "Knobs:",
         "",
         *table(knob_lines(rows)),

@@ -178,10 +178,12 @@ class Coordinator:
         epoch: int | None = None,
         recomputed: tuple[tuple[int, int], ...] = (),
         transfers: tuple[Transfer, ...] = (),
+        times_ms: tuple[float, float] = (300.0, 100.0),
     ) -> None:
+        """times_ms: of the interrupted iteration, and of a usual one."""
         epoch = self.task.epoch if epoch is None else epoch
         body = Healed(
-            name, self.rank_of(name), epoch, 6, 5, 300.0, 100.0, 3_000_000, recomputed, 1.0, 1, 1, "own_arena", 0, {},
+            name, self.rank_of(name), epoch, 6, 5, *times_ms, 3_000_000, recomputed, 1.0, 1, 1, "own_arena", 0, {},
             transfers,
         )  # fmt: skip
         self.says(body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from machines import TASK, Coordinator, running
 from unicron.coordinator.journal import JOURNAL_VERSION, TaskEnded, decode_entry
@@ -129,6 +130,21 @@ def test_the_cost_of_what_is_only_told_is_not_known_and_that_of_a_healing_is() -
     assert told["lost_ms"] is None and healed["lost_ms"] == 200.0 and healed["iterations_lost"] == 0
 
 
+@pytest.mark.parametrize(("interrupted_ms", "lost_ms"), [((300.0, 0.0), 200.0), ((90.0, 0.0), 0.0), ((0.0, 0.0), None)])
+def test_an_iteration_that_was_over_before_its_fault_cost_nothing(
+    interrupted_ms: tuple[float, float], lost_ms: float | None
+) -> None:
+    """The second of them is an heir's: it has committed nothing before, and knows no usual iteration."""
+    driver = running(Layout(dp=2, num_micro_batches=4), slots=1)
+    driver.lost("n1.w0", cause="signal 9")
+    assert driver.task.plan is not None
+    for member, took, usual in zip(driver.task.plan.members, interrupted_ms, (100.0, 0.0), strict=True):
+        driver.healed(member.worker, times_ms=(took, usual))
+    (incident,) = _incidents(driver)
+    assert incident.lost_ms == lost_ms
+    assert incident_view(incident, driver.machine.state, driver.now_ms)["lost_ms"] == lost_ms
+
+
 def test_a_kill_of_which_the_kernel_is_cleared_was_one_by_hand() -> None:
     driver = running(Layout(dp=2, num_micro_batches=4), slots=1)
     for name, text in (("n1.w0", "said before\nmemory: the kernel killed nothing for memory"), ("n0.w0", "")):
@@ -175,10 +191,6 @@ def test_a_failure_after_the_start_is_not_closed_by_it() -> None:
 
 
 def test_journals_from_before_are_read() -> None:
-    """An end without its iteration, and a cost of 0.0 that nobody had measured."""
+    """An end without its iteration."""
     ended = msgspec.msgpack.encode({"entry": "TaskEnded", "task": TASK, "outcome": "done", "cause": "over"})
     assert decode_entry(bytes((JOURNAL_VERSION,)) + ended) == TaskEnded(TASK, "done", "over", -1)
-    driver = running(Layout(dp=2, num_micro_batches=4), slots=1)
-    driver.lost("n1.w0", cause="signal 9")
-    old = msgspec.structs.replace(_incidents(driver)[0], lost_ms=0.0)
-    assert incident_view(old, driver.machine.state, driver.now_ms)["lost_ms"] is None

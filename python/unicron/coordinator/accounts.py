@@ -120,8 +120,10 @@ def _accounts(step: Step, task: TaskState) -> dict[str, Any]:
     sources = [h.state_source for h in healed if h.rank in heirs or not heirs]
     known = [StateSource(s) for s in sources if s in set(StateSource)]
     pairs = {pair for h in healed for pair in h.micro_batches_recomputed}
+    # an heir has committed nothing before; and an iteration interrupted at its end may be shorter than the usual one
+    lost = [max(h.iteration_ms - h.median_ms, 0.0) for h in healed if h.iteration_ms and h.median_ms]
     return {
-        "lost_ms": max(h.iteration_ms - h.median_ms for h in healed),
+        "lost_ms": max(lost, default=None),
         "state_source": max(known, key=_FARTHEST.index, default=StateSource.NONE_NEEDED),
         "transfers": judged_all((each for h in healed for each in h.transfers), step.state.nodes, step.config),
         "iterations_lost": max(h.iterations_lost for h in healed),

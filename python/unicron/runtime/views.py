@@ -207,7 +207,7 @@ def incident_view(incident: Incident, state: State, now_ms: float) -> dict[str, 
         "detect_ms": incident.detect_ms,
         "decide_ms": incident.decide_ms,
         "resume_ms": incident.resume_ms,
-        "lost_ms": incident.lost_ms or None,  # an older journal's 0.0 is not known either
+        "lost_ms": incident.lost_ms,
         "state_source": _name(incident.state_source),
         "transfers": [_transfer(each) for each in incident.transfers],
         "iterations_lost": incident.iterations_lost,
