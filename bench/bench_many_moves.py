@@ -5,21 +5,26 @@ have left it. ETTR is the time of the same iterations undisturbed (mean of a run
 own; their spread says how far the machine alone moves it. A slow rank that is named is the machine's, and no move.
 `at once`: so many nodes are drained together; their pause is the longest time from commit to commit, less the median
 one; their time is that from the request until the last role has left: most of it is imports of new processes. Losses
-must be those of an undisturbed run, bit for bit. A pause does not depend on the iteration's length: of 20 iterations of
-75 ms 46 ms are 3 %. --micro-batches makes them longer, as they are in training. Source of the goals: TrainMover
-(OSDI'26), sections 5, 7.
+must be those of an undisturbed run, bit for bit.
+
+With --own-cores each node has cores of its own, as machines have; else who prepares for a move takes them from those
+who train. A pause does not depend on the iteration's length: of 20 iterations of 75 ms 46 ms are 3 %. --micro-batches
+makes them longer, as they are in training. Source of the goals: TrainMover (OSDI'26), sections 5, 7.
 
     python bench/bench_many_moves.py --layout 1,1,4 --iterations 400 --json
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -32,10 +37,13 @@ from unicron.types import Layout
 FIRST_COUNTED = 4  # iterations before it load code
 DRAINED_AT = 12
 AT_ONCE_ITERATIONS = 40
+LOOK_S = 0.1  # for processes that are new
 
 
 class Moving(Run):
-    """One task; drains: iteration -> how many of its nodes are drained after it."""
+    """One task; drains: iteration -> how many of its nodes are drained after it. look: called again and again."""
+
+    look: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
 
     def __init__(self, layout: Layout, folder: Path, iterations: int, drains: dict[int, int]) -> None:
         super().__init__(layout, "warm-up", folder, iterations)
@@ -62,6 +70,13 @@ class Moving(Run):
         self.num_moves = sum(i["fault"] == "move" for i in incidents)
         if others := [f"{i['fault']}: {i['cause']}" for i in incidents if i["fault"] not in ("move", "slow")]:
             raise SystemExit("incidents that are no moves: " + "\n".join(others))
+
+    def _wait(self, is_over: Any) -> None:
+        def looked() -> Any:
+            Moving.look()
+            return is_over()
+
+        super()._wait(looked)
 
     @staticmethod
     def _homes(cluster: LocalCluster, task: str) -> list[str]:
@@ -106,6 +121,32 @@ def at_once(layout: Layout, top: Path, cluster: LocalCluster, counts: list[int],
     return found
 
 
+class OwnCores:
+    """Gives each node's processes cores of the node's own, soon after they are there; daemons stay anywhere."""
+
+    def __init__(self, cluster: LocalCluster, slots: int) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        share = len(cores) // len(cluster.nodes)
+        if share < slots:
+            raise SystemExit(
+                f"--own-cores: {len(cluster.nodes)} nodes of {slots} slots need more than {len(cores)} cores"
+            )
+        self._own = {node: cores[i * share : (i + 1) * share] for i, node in enumerate(cluster.nodes)}
+        self._cluster, self._known = cluster, set[int]()
+        self._at = 0.0
+
+    def look(self) -> None:
+        if time.monotonic() < self._at:
+            return
+        self._at = time.monotonic() + LOOK_S
+        for worker in self._cluster.workers():
+            if worker.pid not in self._known:
+                self._known.add(worker.pid)
+                with contextlib.suppress(OSError):  # it, or a thread of it, just ended
+                    for thread in Path(f"/proc/{worker.pid}/task").iterdir():
+                        os.sched_setaffinity(int(thread.name), self._own[worker.node])
+
+
 def require_same(run: Moving, reference: Moving, name: str) -> None:
     if run.losses != reference.losses:
         raise SystemExit(f"{name}: the losses are not those of the undisturbed run; logs: {run.folder}")
@@ -118,6 +159,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=400)
     parser.add_argument("--every", type=int, default=20, help="iterations between two moves")
     parser.add_argument("--at-once", type=int, nargs="*", default=[1, 2, 4], help="nodes drained together")
+    parser.add_argument("--own-cores", action="store_true", help="for each node")
     arguments = parser.parse_args()
     layout = runner.layout_of(*map(int, arguments.layout.split(",")))
     layout = msgspec.structs.replace(layout, num_micro_batches=arguments.micro_batches * layout.num_replicas)
@@ -125,7 +167,7 @@ def main() -> int:
     configuration: dict[str, Any] = {
         "layout": arguments.layout, "micro-batches": layout.num_micro_batches,
         "iterations": arguments.iterations, "every": arguments.every,
-        "nodes": layout.dp + max(counts, default=1),
+        "nodes": layout.dp + max(counts, default=1), "own cores": arguments.own_cores,
     }  # fmt: skip
     with (
         common.scratch() as top,
@@ -134,6 +176,8 @@ def main() -> int:
             log_dir=top / "logs",
         ) as cluster,
     ):  # fmt: skip
+        if arguments.own_cores:
+            Moving.look = OwnCores(cluster, layout.replica_size).look
         run, undisturbed = sustained(layout, top, cluster, arguments.iterations, arguments.every)
         found = at_once(layout, top, cluster, counts, arguments.runs) if counts else {}
     alone = [each.training_ms() for each in undisturbed]

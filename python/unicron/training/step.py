@@ -19,6 +19,7 @@ from unicron.training.loss_scale import LossScale
 from unicron.training.memory import inner_optimizers
 from unicron.training.scheduler import advance_scheduler, restore_scheduler
 from unicron.training.undoable_step import (
+    GroupCounts,
     Mark,
     UndoableStep,
     group_counts,
@@ -81,12 +82,15 @@ class Stepper:
         if half_way is None:
             self.optimizer.step_with_ready_grads()
         else:
+            counts = GroupCounts(inner_optimizers(self.optimizer))
             groups = [g["params"] for o in inner_optimizers(self.optimizer) for g in o.param_groups]
             with only(self.optimizer, [p for params in groups for p in params[: (len(params) + 1) // 2]]):
                 self.optimizer.step_with_ready_grads()
             half_way()
+            counts.rewind()
             with only(self.optimizer, [p for params in groups for p in params[(len(params) + 1) // 2 :]]):
                 self.optimizer.step_with_ready_grads()
+            counts.stepped()
 
     @torch.no_grad()
     def show_main_params(self) -> None:
