@@ -142,8 +142,8 @@ class OwnCores:
         for worker in self._cluster.workers():
             if worker.pid not in self._known:
                 self._known.add(worker.pid)
-                with contextlib.suppress(OSError):  # it, or a thread of it, just ended
-                    for thread in Path(f"/proc/{worker.pid}/task").iterdir():
+                for thread in Path("/proc").glob(f"{worker.pid}/task/*"):
+                    with contextlib.suppress(OSError):  # one that just ended
                         os.sched_setaffinity(int(thread.name), self._own[worker.node])
 
 

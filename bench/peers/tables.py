@@ -81,7 +81,7 @@ def page(rows: list[Row], picture: str, title: str) -> str:
         "",
         *table(steady_lines(rows)),
         "",
-        EXPLAINED,
+        *([EXPLAINED] if any(row["system"] == "megatron" for row in rows) else []),
         "Knobs:",
         "",
         *table(knob_lines(rows)),

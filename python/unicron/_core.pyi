@@ -266,7 +266,7 @@ class ArenaHeader:
     reduction: int  # 2 x segments reduced; + 1 while a complete result is copied from the staging area
     torn: bool  # parameters are being written
     summed: bool  # the local sums are complete and tied
-    open_step: int  # sharded optimizer: 0 none; 2 + 2 x chunks written, + 1 while the next one is
+    open_step: int  # undoable step: 0 none; 2 + 2 x chunks written, + 1 while the next one is
     ungathered: bool  # other replicas' shards of the newest step are not in the parameters yet
     has_commit: bool  # the five below are the commit's result of `commit_iteration`
     commit_iteration: int

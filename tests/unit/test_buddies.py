@@ -19,7 +19,7 @@ from unicron.healing.record import Record
 from unicron.healing.resolve import Fetch
 from unicron.training import buddies, courier
 from unicron.training.buddies import Buddies, CopyDiffers, buddy_bytes
-from unicron.training.memory import force_optimizer_state
+from unicron.training.optimizer_state import force_optimizer_state
 from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 

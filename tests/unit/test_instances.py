@@ -26,7 +26,8 @@ from unicron.healing.resolve import Fetch, WorldVerdict, resolve_world
 from unicron.training import megatron_cpu
 from unicron.training.chunks import Chunks
 from unicron.training.groups import Groups
-from unicron.training.memory import StateMemory, inner_optimizers
+from unicron.training.memory import StateMemory
+from unicron.training.optimizer_state import inner_optimizers
 from unicron.training.registries import forget_all_groups
 from unicron.training.stand_ins import end_stand_ins, make_stand_ins
 from unicron.training.step import EXTRA_BYTES_MAX

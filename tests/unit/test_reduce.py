@@ -155,6 +155,21 @@ def test_an_ended_collective_that_raises_leaves_nothing_under_way(monkeypatch: p
     assert setting.sums() == whole(1) and "all ended" not in setting.said, "a hung one would hold up the report"
 
 
+@pytest.mark.parametrize("known", range(NUM_SEGMENTS + 1))
+@pytest.mark.parametrize("killed_at", range(NUM_SEGMENTS))
+def test_the_last_replica_never_takes_a_reduced_segment_for_local_again(known: int, killed_at: int) -> None:
+    """They hold what lost replicas computed: an heir that believed otherwise would compute that again on top."""
+    setting = Setting(1, killed_at=killed_at)
+    setting.ledger.segments_reduced = known
+    before = setting.sums()
+    with pytest.raises(KeyboardInterrupt):
+        setting.gradients.reduce(setting.ledger, None, (), setting.hooks())  # type: ignore[arg-type]
+    assert setting.ledger.segments_reduced == max(known, killed_at) and not setting.ledger.open_copy
+    setting.killed_at = 1_000
+    setting.gradients.reduce(setting.ledger, None, (), setting.hooks())  # type: ignore[arg-type]
+    assert setting.ledger.segments_reduced == NUM_SEGMENTS and setting.sums() == before
+
+
 def test_slots_hold_a_chunk_each_and_are_aligned() -> None:
     model: Any = SimpleNamespace(buffers=[SimpleNamespace(grad_data=torch.zeros(NUMBERS))], expert_parallel_buffers=[])
     assert staging_bytes(model, CHUNK_BYTES) == 64 and staging_bytes(model, CHUNK_BYTES, slots=2) == 1024

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from unicron.healing.record import CommitResult
-from unicron.training.memory import even_optimizer_steps
+from unicron.training.optimizer_state import even_optimizer_steps
 from unicron.training.step import Stepper
 from unicron.types import Layout
 

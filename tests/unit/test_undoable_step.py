@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron.training import undoable_step
-from unicron.training.memory import force_optimizer_state
+from unicron.training.optimizer_state import force_optimizer_state
 from unicron.training.undoable_step import UndoableStep, chunks_of, only, tensors_of, undo_bytes
 
 SIZES = ((1,), (7, 3), (2,), (40,), (5, 5), (300,), (4,))
@@ -161,36 +161,3 @@ def test_a_gpu_that_is_behind_its_host_is_followed_up(monkeypatch: pytest.Monkey
             tensor.copy_(old)
         UndoableStep(optimizer, undo).run(0.25, lambda *_: None, number)
         assert bits(optimizer) == expected, f"died at mark {number}"
-
-
-class CountingGroups(torch.optim.AdamW):
-    """Counts its steps in its groups, as Apex's and Transformer Engine's Adam do."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            if group["params"]:
-                group["step"] = group.get("step", 0) + 1
-        super().step(closure)
-
-
-@pytest.mark.parametrize("died_at", [-1, 2, 5])
-def test_a_step_in_chunks_is_counted_once(died_at: int) -> None:
-    optimizer, undo = make()
-    groups = [{"params": group["params"]} for group in optimizer.optimizer.param_groups]
-    optimizer.optimizer = CountingGroups(groups, lr=0.1)
-    force_optimizer_state(optimizer)
-    step = UndoableStep(optimizer, undo)
-    step.run(0.25, lambda *_: None)
-    assert [group["step"] for group in optimizer.optimizer.param_groups] == [1, 1]
-
-    def mark(number: int, _: bool) -> None:
-        if number == died_at:
-            raise Died
-
-    if died_at >= 0:
-        with pytest.raises(Died):
-            step.run(0.25, mark)
-        for group in optimizer.optimizer.param_groups:
-            group["step"] = 1  # as the heir finds it in what the last whole step left
-    step.run(0.25, lambda *_: None, max(died_at, 0))
-    assert [group["step"] for group in optimizer.optimizer.param_groups] == [2, 2]

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from unicron.training.chunks import Chunks
-from unicron.training.memory import inner_optimizers
+from unicron.training.optimizer_state import inner_optimizers
 from unicron.training.session import Metrics
 
 LINE_BYTES_MAX = 4096

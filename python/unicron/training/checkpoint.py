@@ -35,7 +35,7 @@ from megatron.core import dist_checkpointing
 
 from unicron.training import checkpoint_parts as parts
 from unicron.training import loss_scale
-from unicron.training.memory import inner_optimizers, optimizer_parts
+from unicron.training.optimizer_state import inner_optimizers, optimizer_parts
 from unicron.training.scheduler import restore_scheduler
 from unicron.training.undoable_step import is_sharded
 

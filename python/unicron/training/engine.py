@@ -41,7 +41,8 @@ from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
 from unicron.training.link import WorkerLink, now_ms
 from unicron.training.meeting import Meeting
-from unicron.training.memory import StateMemory, even_optimizer_steps
+from unicron.training.memory import StateMemory
+from unicron.training.optimizer_state import even_optimizer_steps
 from unicron.training.randomness import Randomness
 from unicron.training.transfer import StateTransfer
 from unicron.training.undoable_step import params_of
@@ -442,16 +443,17 @@ class Engine:
         """The parameters' shards, one of each replica, in place: who is interrupted does it again."""
         self._pulse(Stage.GATHER, waiting=True)
         self.points.maybe(FaultPoint.GATHER, 0)
-        if self.groups.shard_mates_group() is None:
-            return on.Done()
         for number, (bucket, group, shards, place) in enumerate(self._sharded_buckets()):
             if number:
                 self.points.maybe(FaultPoint.GATHER, number)
-            assert group.size() == shards, "every shard has one holder, and all of them are here"
-            whole = bucket.param_data.view(-1)
-            own = whole.chunk(shards)[place]
-            gather = functools.partial(dist.all_gather_into_tensor, whole, own, group)
-            carry_out(gather, self.points.enter(FaultPoint.GATHERING, number))
+            then = self.points.enter(FaultPoint.GATHERING, number)
+            if group is not None:
+                assert group.size() == shards, "every shard has one holder, and all of them are here"
+                whole = bucket.param_data.view(-1)
+                own = whole.chunk(shards)[place]
+                carry_out(functools.partial(dist.all_gather_into_tensor, whole, own, group), then)
+            elif then is not None:
+                then()
         self.require_good(inside=False)  # before a copy begins to travel: nothing is to wait for that one here
         if self.buddies is not None:
             assert self.machine.plan is not None
@@ -460,8 +462,9 @@ class Engine:
         return on.Done()
 
     def _sharded_buckets(self) -> Iterator[tuple[Any, Any, int, int]]:
-        """(bucket, group of those who hold a shard of it, number of shards, which one is this rank's). What is outside
-        of experts is sharded over all lanes of all replicas (of one instance), experts over the replicas."""
+        """(bucket, group of those who hold a shard of it, None where this rank has all, number of shards, which one is
+        this rank's). What is outside of experts is sharded over all lanes of all replicas (of one instance), experts
+        over the replicas."""
         dense, experts, layout = self.groups.shard_mates_group(), self.groups.data_group(), self.layout
         mates = layout.shard_mates(self.rank)
         for buffer in self.model.buffers:

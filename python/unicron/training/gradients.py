@@ -144,7 +144,8 @@ class Gradients:
             then()
         hooks.complete(number)
         hooks.half_copied(number)
-        ledger.reduced(number + 1)
+        if number >= ledger.segments_reduced:  # an heir of the last replica must not take it for local again
+            ledger.reduced(number + 1)
 
     def _add_up_segments(self, ledger: Ledger, group: dist.ProcessGroup, first: int, hooks: ReduceHooks) -> None:
         left = deque(range(first, len(self.segments)))

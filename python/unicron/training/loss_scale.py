@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from unicron.training.memory import optimizer_parts
+from unicron.training.optimizer_state import optimizer_parts
 
 
 def restore(scaler: Any, state: dict[str, Any]) -> None:

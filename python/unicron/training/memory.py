@@ -23,6 +23,7 @@ import torch
 
 from unicron import _core
 from unicron.training.arena_pool import ArenaPool
+from unicron.training.optimizer_state import force_optimizer_state, inner_optimizers
 
 PAGE = 4096
 SCALARS = 4  # tokens, loss sum, loss count, spare: one more segment of the reduction
@@ -30,40 +31,6 @@ SCALARS = 4  # tokens, loss sum, loss count, spare: one more segment of the redu
 
 def _pages(nbytes: int) -> int:
     return (nbytes + PAGE - 1) // PAGE * PAGE
-
-
-def optimizer_parts(optimizer: Any) -> list[Any]:
-    """Megatron's optimizers that this one is made of: itself, where it is not chained."""
-    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
-
-
-def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """The torch optimizers inside Megatron's wrappers (one, or several when chained)."""
-    if hasattr(optimizer, "chained_optimizers"):
-        return [inner for part in optimizer.chained_optimizers for inner in inner_optimizers(part)]
-    inner = getattr(optimizer, "optimizer", optimizer)
-    return [inner] if isinstance(inner, torch.optim.Optimizer) else []
-
-
-def even_optimizer_steps(optimizer: Any) -> None:
-    """Before a torn state is overwritten by a checkpoint's: Megatron refuses to load over step counts that differ."""
-    for inner in inner_optimizers(optimizer):
-        for state in inner.state.values():
-            if isinstance(state.get("step"), torch.Tensor):
-                state["step"].zero_()
-
-
-def force_optimizer_state(optimizer: Any) -> None:
-    """Create AdamW's state now, all of it: Megatron's init_state_fn forgets `step`, and torch then raises KeyError."""
-    for inner in inner_optimizers(optimizer):
-        for group in inner.param_groups:
-            for param in group["params"]:
-                if inner.state[param]:
-                    continue
-                if isinstance(inner, (torch.optim.Adam, torch.optim.AdamW)):
-                    inner.state[param]["step"] = torch.tensor(0.0, dtype=torch.float32)
-                    inner.state[param]["exp_avg"] = torch.zeros_like(param.data)
-                    inner.state[param]["exp_avg_sq"] = torch.zeros_like(param.data)
 
 
 class StateMemory:

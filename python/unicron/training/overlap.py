@@ -14,7 +14,7 @@ from typing import Any
 from unicron.training import eager
 from unicron.training.chunks import Chunks
 from unicron.training.eager_plan import EagerPlan
-from unicron.training.memory import optimizer_parts
+from unicron.training.optimizer_state import optimizer_parts
 from unicron.types import Layout
 
 REDUCE, GATHER = "overlap_grad_reduce", "overlap_param_gather"

@@ -17,6 +17,7 @@ import torch
 from unicron.training.chunks import Chunks
 from unicron.training.gpu import give_memory_back
 from unicron.training.gradients import squares_of
+from unicron.training.optimizer_state import GroupCounts, inner_optimizers
 from unicron.types import Layout
 
 
@@ -25,7 +26,7 @@ def rehearse(model: Chunks, optimizer: Any, layout: Layout, device: int) -> None
     gpt = model.first
     while hasattr(gpt, "module"):
         gpt = gpt.module
-    states = _random_states()
+    states, counts = _random_states(), GroupCounts(inner_optimizers(optimizer))
     try:
         for part in (_layer, _embedding, _loss):
             try:
@@ -37,6 +38,7 @@ def rehearse(model: Chunks, optimizer: Any, layout: Layout, device: int) -> None
         print(f"unicron: not rehearsed: step: {error!r}", file=sys.stderr)
     finally:
         _restore(states)
+        counts.rewind()
         model.zero_grad_buffer()
         optimizer.zero_grad()
         if torch.cuda.is_available():

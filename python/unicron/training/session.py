@@ -56,8 +56,9 @@ from unicron.training.exceptions import describe
 from unicron.training.expected import Expected
 from unicron.training.groups import Groups
 from unicron.training.link import WorkerLink
-from unicron.training.memory import StateMemory, force_optimizer_state
+from unicron.training.memory import StateMemory
 from unicron.training.moving import Preparation, is_left_out
+from unicron.training.optimizer_state import force_optimizer_state
 from unicron.training.overlap import plan_own
 from unicron.training.rehearsal import rehearse
 from unicron.training.reshard.atlas import atlas_of

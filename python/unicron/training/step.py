@@ -16,17 +16,9 @@ import torch
 from unicron.healing.record import CommitResult
 from unicron.training.gradients import Gradients
 from unicron.training.loss_scale import LossScale
-from unicron.training.memory import inner_optimizers
+from unicron.training.optimizer_state import GroupCounts, group_counts, inner_optimizers, set_group_counts
 from unicron.training.scheduler import advance_scheduler, restore_scheduler
-from unicron.training.undoable_step import (
-    GroupCounts,
-    Mark,
-    UndoableStep,
-    group_counts,
-    only,
-    set_group_counts,
-    show_main_params,
-)  # fmt: skip
+from unicron.training.undoable_step import Mark, UndoableStep, only, show_main_params
 from unicron.types import Layout
 
 EXTRA_BYTES_MAX = 1024

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from unicron.training.memory import inner_optimizers, optimizer_parts
+from unicron.training.optimizer_state import GroupCounts, inner_optimizers, optimizer_parts
 
 CHUNK_BYTES = 16 << 20  # of parameters; their optimizer state comes on top
 GPU_CHUNK_BYTES = 64 << 20  # the largest parameter if that is more: the undo area has to hold it anyway
@@ -214,38 +214,3 @@ def places_of(tensors: list[torch.Tensor], area: torch.Tensor) -> list[Pair]:
         pairs.append((tensor, area[offset : offset + nbytes_of(tensor)].view(tensor.dtype)))
         offset += aligned(nbytes_of(tensor))
     return pairs
-
-
-class GroupCounts:
-    """Steps that optimizers count in their groups, on the host: a step in chunks is one step."""
-
-    def __init__(self, inners: list[torch.optim.Optimizer]) -> None:
-        self._inners = inners
-        self._before = group_counts(inners)
-
-    def rewind(self) -> None:
-        set_group_counts(self._inners, self._before)
-
-    def stepped(self) -> None:
-        """All chunks are written, some of them perhaps by a predecessor."""
-        before = iter(self._before)
-        for inner in self._inners:
-            is_counted = any(isinstance(group.get("step"), int) for group in inner.param_groups)
-            for group, count in zip(inner.param_groups, before, strict=False):
-                if is_counted and group["params"]:
-                    group["step"] = (count or 0) + 1
-
-
-def group_counts(inners: list[torch.optim.Optimizer]) -> list[int | None]:
-    """What their groups count, in order; None where they do not."""
-    counts = [group.get("step") for inner in inners for group in inner.param_groups]
-    return [count if isinstance(count, int) else None for count in counts]
-
-
-def set_group_counts(inners: list[torch.optim.Optimizer], counts: list[int | None]) -> None:
-    groups = [group for inner in inners for group in inner.param_groups]
-    for group, count in zip(groups, counts, strict=True):
-        if count is not None:
-            group["step"] = count
-        elif isinstance(group.get("step"), int):
-            del group["step"]

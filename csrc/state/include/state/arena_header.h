@@ -39,8 +39,8 @@ struct ArenaFields {
   std::atomic<int64_t> reduction;  // 2 x segments reduced; + 1 while a complete result is copied from the staging area
   std::atomic<uint64_t> torn;      // parameters are being written
   std::atomic<uint64_t> summed;    // the local sums are complete and tied
-  // Of a sharded optimizer: 0 no step is open; 2 + 2 x chunks written, + 1 while the next one is (its old values lie in
-  // the undo area).
+  // Of an undoable step: 0 none is open; 2 + 2 x chunks written, + 1 while the next one is (its old values lie in the
+  // undo area). A GPU writes it in the order of its stream.
   std::atomic<int64_t> open_step;
   std::atomic<uint64_t> ungathered;  // other replicas' shards of the newest step are not in the parameters yet
 

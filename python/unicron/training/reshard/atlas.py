@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unicron.training.memory import inner_optimizers, optimizer_parts
+from unicron.training.optimizer_state import inner_optimizers, optimizer_parts
 from unicron.training.reshard.boxes import Box, Piece, boxes_of_range, row_strides
 from unicron.training.undoable_step import is_sharded
 
