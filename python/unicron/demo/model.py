@@ -60,7 +60,7 @@ def build(layout: Layout, variant: Variant = PLAIN) -> tuple[Any, Any, Any]:
     chunks = [wrap(build_chunk(config, stage), config, layout, variant) for stage in stages]
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
-            optimizer="adam",
+            optimizer="sgd" if variant.sgd else "adam",
             lr=LEARNING_RATE,
             weight_decay=0.01,
             clip_grad=0.0 if variant.unclipped else CLIP_GRAD,

@@ -130,6 +130,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--magnitudes", action="store_true", help="also sum of |g_m| (reference)")
     parser.add_argument("--digests", action="store_true", help="of gradient and state, every iteration")
     parser.add_argument("--evaluate-every", type=int, default=0, help="iterations; 0: never")
+    parser.add_argument("--sgd", action="store_true", help="with momentum, in the place of Adam")
     parser.add_argument("--unclipped", action="store_true", help="gradients of whatever norm")
     parser.add_argument("--overlap", action="store_true", help="ask Megatron to hide communication")
     parser.add_argument("--bf16", action="store_true")

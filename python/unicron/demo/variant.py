@@ -15,6 +15,7 @@ class Variant:
     dropout: float = 0.0
     virtual_pp: int = 1  # model chunks a rank; above 1 the pipeline is interleaved
     unclipped: bool = False  # gradients of whatever norm
+    sgd: bool = False  # with momentum, in the place of Adam
     spike: int = -1  # iteration in which one micro-batch's loss is SPIKE times itself; -1: none is
     experts: int = 0  # in each layer, two of which take each token; 0: layers have none
 
