@@ -12,12 +12,12 @@ from unicron.demo.scenarios import Expect, Fault, Scenario
 from unicron.demo.variant import Variant
 from unicron.faults.kinds import INSIDE
 
-ITERATIONS = 9
-DEATHS = (Fault(1, "kill", 2, "compute"), Fault(0, "kill", 4, "step"), Fault(1, "kill", 6, "commit", INSIDE))
+ITERATIONS = 14
+DEATHS = (Fault(1, "kill", 4, "compute"), Fault(0, "kill", 7, "step"), Fault(2, "kill", 10, "commit", INSIDE))
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("layout", ["1,1,2", "1,1,1"])
+@pytest.mark.parametrize("layout", ["1,1,3", "1,1,1"])
 def test_an_heir_goes_on_with_its_predecessors_momentum(layout: str, tmp_path: Path) -> None:
     """With one replica nobody else has it, and the step is undone and finished."""
     sizes = runner.layout_of(*map(int, layout.split(",")))
