@@ -47,7 +47,16 @@ PYTHON_LAYERS = {
     "faults": {"types"},
     "runtime": {*_PURE, "_core", *_MACHINES, "diagnosis", "planner", "performance", "faults"},
     # agent.interfaces: how NCCL reads what names its interface, a pure function that agent and worker must agree on
-    "training": {*_PURE, "_core", "healing", "faults", "runtime.store_client", "runtime.framing", "agent.interfaces"},
+    "training": {
+        *_PURE,
+        "_core",
+        "healing",
+        "faults",
+        "runtime.store_client",
+        "runtime.framing",
+        "runtime.log_role",
+        "agent.interfaces",
+    },
     "demo": {*_PURE, "_core", "coordinator.config", "coordinator.job", "faults", "runtime", "training"},
 }
 UNBOUND_PARTS = {"__init__", "cli"}  # may import everything

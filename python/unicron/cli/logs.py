@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from unicron.cli.common import INT_MAX, Coordinator, Json, Keys, Problem, print_json
+from unicron.runtime import log_role
 
 FOLLOW_S = 0.2
 
@@ -24,7 +25,7 @@ def main(
     keys: Keys = "",
     json: Json = False,
 ) -> None:
-    """What the workers of a task wrote, each line with its worker's incarnation and rank.
+    """What the workers of a task wrote, each line with its worker's incarnation and rank (its last, if it had several).
 
     Example: unicron logs -f gpt-small --rank 2 --stream stderr
     """
@@ -63,7 +64,7 @@ def _find(directory: Path, streams: tuple[str, ...], rank: int) -> list[Path]:
     names = {f"{stream}.log" for stream in streams}
     found = [p for p in directory.rglob("*.log") if p.name in names]
     if rank >= 0:
-        found = [p for p in found if p.parent.name == str(rank)]
+        found = [p for p in found if log_role.of(p.parent) == str(rank)]
     return sorted(found, key=lambda p: (len(str(p)), str(p)))
 
 
@@ -74,7 +75,8 @@ def _copy_new(path: Path, directory: Path, positions: dict[Path, int]) -> None:
         data = file.read()
     whole = data[: data.rfind(b"\n") + 1]
     positions[path] = positions.get(path, 0) + len(whole)
-    label = f"[{path.parent.relative_to(directory)} {path.stem}] "
+    folder = path.parent.relative_to(directory)
+    label = f"[{folder.parent / log_role.of(path.parent)} {path.stem}] "
     for line in whole.decode(errors="replace").splitlines():
         sys.stdout.write(f"{label}{line}\n")
     sys.stdout.flush()

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.status import Status
 
 from unicron.coordinator.lifecycle import ALL_EXITED, ALL_FINISHED
+from unicron.runtime import log_role
 from unicron.runtime.runner import Result, Watch
 
 LINES_PER_LOOK_MAX = 2000
@@ -73,9 +74,10 @@ class RunView:
                 data = file.read(1 << 20)
             whole = data[: data.rfind(b"\n") + 1]
             self._positions[path] = start + len(whole)
+            role = log_role.of(path.parent)
             stream = self._stdout if path.stem == "stdout" else sys.stderr
             for line in whole.decode(errors="replace").splitlines()[-LINES_PER_LOOK_MAX:]:
-                stream.write(f"[{path.parent.name}] {line}\n")
+                stream.write(f"[{role}] {line}\n")
             if whole:
                 stream.flush()
 

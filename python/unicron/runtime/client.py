@@ -180,6 +180,12 @@ def from_environment(address: str = "", key_directory: str = "", *, adds_tasks: 
     key_directory = key_directory or os.environ.get("UNICRON_KEYS", "")
     if not address and not key_directory and not Path(DEFAULT_KEYS).is_dir():
         address, key_directory = _local_cluster(adds_tasks)
+        if not address:
+            raise CoordinatorSilent(
+                "no cluster of this user runs on this machine; of a run that is over the logs are where it said "
+                "(--log-dir FOLDER of `unicron logs` and `unicron incidents`). For a cluster elsewhere say "
+                "--coordinator and --keys; a new one begins with `unicron run`, or with `unicron keys`"
+            )
     if address:
         require_names(endpoints_of(address, where), where)
     directory = Path(key_directory or DEFAULT_KEYS)

@@ -74,9 +74,7 @@ def _force_sgd(inner: torch.optim.Optimizer) -> None:
         if not group["momentum"]:
             continue
         if group["dampening"]:
-            raise UnknownOptimizer(
-                "SGD with dampening begins with another momentum than it goes on with: say 0"
-            )
+            raise UnknownOptimizer("SGD with dampening begins with another momentum than it goes on with: say 0")
         for param in group["params"]:
             if inner.state[param].get("momentum_buffer") is None:
                 inner.state[param]["momentum_buffer"] = torch.zeros_like(param.data)

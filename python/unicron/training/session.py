@@ -37,6 +37,7 @@ from unicron.messages import (
     WorkerReady,
     announced_name,
 )
+from unicron.runtime import log_role
 from unicron.training import data as data_module
 from unicron.training import exceptions, gpu, gradients, megatron_cpu
 from unicron.training.arena_pool import ArenaPool
@@ -64,7 +65,7 @@ from unicron.training.rehearsal import rehearse
 from unicron.training.reshard.atlas import atlas_of
 from unicron.training.reshard.change import Change, NewHome
 from unicron.training.reshard.former import Former
-from unicron.training.roles import RoleChanged
+from unicron.training.roles import RoleChanged, overruled
 from unicron.training.sandbox import Sandbox
 from unicron.training.stand_ins import drop_stand_ins, make_stand_ins
 from unicron.training.undoable_step import is_sharded, undo_bytes
@@ -121,6 +122,9 @@ def join(
         _Process.link = WorkerLink()
         _Process.rank = _Process.link.welcome.rank
     session = Session(_Process.link, _Process.rank, _Process.layout)
+    said = {"tp": tp, "pp": pp, "ep": ep, "micro_batch": micro_batch, "num_micro_batches": num_micro_batches}
+    if session.speaks and (line := overruled(said, session.layout)):
+        print(f"unicron: {line}", file=sys.stderr)
     try:
         with session.watched_threads():
             yield session
@@ -285,6 +289,7 @@ class Session:
     def _build_again(self, rank: Rank, layout: Layout) -> NoReturn:
         """The script runs again from its top, for another role."""
         _Process.rank, _Process.layout = rank, layout
+        log_role.say(rank)
         if dist.is_initialized():
             drop_stand_ins()
         raise RoleChanged(f"built for rank {self.rank} of {self.layout}, now rank {rank} of {layout}")
