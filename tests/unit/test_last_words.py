@@ -17,6 +17,7 @@ import pytest
 from machines import Coordinator, pulse, running
 from unicron import _core
 from unicron.agent.events import MutexReleased
+from unicron.coordinator.unready import message_of
 from unicron.messages import TEXT_CHARS_MAX, ExceptionRaised, cut, decode
 from unicron.runtime.agent_process import AgentProcess
 from unicron.runtime.last_words import last_words
@@ -48,6 +49,26 @@ def test_an_exception_of_this_process() -> None:
     told = describe(_raised(lambda: [].pop()))
     assert told.type == "IndexError" and "pop from empty list" in told.text
     assert told.where.startswith(f"{__file__}:")
+
+
+@pytest.mark.parametrize("steps_left_out", ["seed", "groups"])
+def test_what_helps_is_said_with_megatrons_message(steps_left_out: str) -> None:
+    """Its own, from where it is raised; once, however often it is told."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    def build() -> None:
+        if steps_left_out == "seed":
+            with get_cuda_rng_tracker().fork():
+                pass
+        else:
+            parallel_state.get_data_parallel_group_gloo(with_context_parallel=True, partial_data_parallel=True)
+
+    error = _raised(build)
+    describe(error)
+    told = message_of(describe(error).text)
+    helps = {"seed": "model_parallel_cuda_manual_seed(SEED)", "groups": "use_gloo_process_groups=False"}
+    assert told.count(helps[steps_left_out]) == 1 and type(error).__name__ in told
 
 
 class Broken:

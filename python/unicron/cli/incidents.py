@@ -55,7 +55,10 @@ PHASES = {
     "Repeat": "sums that fit no scale are given up (exact mode)",
     "Settle": "the replica's members agree that the gathering ended well",
 }
-UNITS = "detect, decide, resume: ms since the fault; lost: ms; -: its time is not known, or it did not come to that"
+UNITS = (
+    "detect, decide, resume: ms since the fault, or since it was seen where nobody knows when that was (detect: -);\n"
+    "lost: ms beyond a usual iteration; -: not known, or it did not come to that"
+)
 OVER = "for a run that is over: --log-dir FOLDER"
 
 

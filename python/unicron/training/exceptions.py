@@ -19,6 +19,19 @@ _FRAME = re.compile(r'^ +File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILI
 _LAST_LINE = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
 
 
+#: What helps against messages of Megatron's that a new script meets (docs/TRAINING.md, first table).
+_ADVICE = (
+    (
+        "data parallel group is not initialized",
+        "say get_megatron_optimizer(..., use_gloo_process_groups=False): groups are unicron's here",
+    ),
+    (
+        "model-parallel-rng is not added",
+        "call tensor_parallel.model_parallel_cuda_manual_seed(SEED) before the model is built, also on CPUs",
+    ),
+)
+
+
 @dataclass(frozen=True)
 class Described:
     type: str
@@ -26,7 +39,16 @@ class Described:
     where: str  # file:line of the innermost frame
 
 
+def advise(error: BaseException) -> None:
+    """Adds to the error what helps, where that is known: it is printed and told with it."""
+    said = str(error)
+    for part, advice in _ADVICE:
+        if part in said and advice not in getattr(error, "__notes__", ()):
+            error.add_note(advice)
+
+
 def describe(error: BaseException) -> Described:
+    advise(error)
     text = cut("".join(traceback.format_exception(error)))
     message = str(error)
     carried = _CARRIED.search(message) or _SPAWNED.search(message)
