@@ -16,12 +16,12 @@ def say(rank: int) -> None:
     if place:
         with contextlib.suppress(OSError):
             new = Path(place).with_name(f"{FILE}.new")
-            new.write_text(str(rank))
+            new.write_text(str(rank), encoding="utf-8")
             new.rename(new.with_name(FILE))
 
 
 def of(folder: Path) -> str:
     try:
-        return (folder / FILE).read_text()
+        return (folder / FILE).read_text(encoding="utf-8")
     except OSError:
         return folder.name
