@@ -35,6 +35,8 @@ EXPLAINED = """Where unicron is not ahead, and why:
 * `agent`: the ranks of torchrun and dlrover-run train on without their agent, and until it is back nobody sees what
   becomes of them. unicron's end with their agent: the others go on without them, at the cost of a part of an iteration,
   and the node is whole again when its agent is.
+* `stop` with its defaults: a stopped worker is given some seconds to continue (`stopped_grace_ms`), because somebody
+  may have stopped it on purpose. torchft's heartbeat is as long.
 * Nothing fails: `megatron` is the script that unicron runs, without unicron. So what lies between `torchrun plain` and
   `megatron` is megatron-core's (the peers' loop is a bare one), and what lies between `megatron` and `unicron` is a
   fixed cost of each iteration: more collectives of four ranks on the cores of this machine, agents, coordinator. Beside
