@@ -52,14 +52,16 @@ def test_an_exception_of_this_process() -> None:
 
 
 @pytest.mark.parametrize("steps_left_out", ["seed", "groups"])
-def test_what_helps_is_said_with_megatrons_message(steps_left_out: str) -> None:
+def test_what_helps_is_said_with_megatrons_message(steps_left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own, from where it is raised; once, however often it is told."""
     from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+
+    monkeypatch.setattr(parallel_state, "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO", None)
 
     def build() -> None:
         if steps_left_out == "seed":
-            with get_cuda_rng_tracker().fork():
+            with CudaRNGStatesTracker().fork():
                 pass
         else:
             parallel_state.get_data_parallel_group_gloo(with_context_parallel=True, partial_data_parallel=True)
