@@ -74,12 +74,13 @@ class RunView:
                 data = file.read(1 << 20)
             whole = data[: data.rfind(b"\n") + 1]
             self._positions[path] = start + len(whole)
+            if not whole:
+                continue
             role = log_role.of(path.parent)
             stream = self._stdout if path.stem == "stdout" else sys.stderr
             for line in whole.decode(errors="replace").splitlines()[-LINES_PER_LOOK_MAX:]:
                 stream.write(f"[{role}] {line}\n")
-            if whole:
-                stream.flush()
+            stream.flush()
 
     def close(self) -> None:
         if self._status is not None:

@@ -35,7 +35,7 @@ from unicron.training.memory import StateMemory
 from unicron.training.nccl_groups import exchange
 from unicron.training.step import EXTRA_BYTES_MAX
 from unicron.training.transfer import digest_of
-from unicron.training.undoable_step import ALIGN, aligned, nbytes_of, params_of, tensors_of
+from unicron.training.undoable_step import ALIGN, Pair, aligned, nbytes_of, params_of, places_of, tensors_of
 from unicron.training.watched_group import LostOperation
 from unicron.types import EpochPlan, Layout, Rank
 
@@ -264,12 +264,9 @@ class Buddies:
 
     def _pack(self, parcel: _Parcel, copy: Copy, extra: torch.Tensor) -> None:
         parcel.body[: extra.numel()].copy_(extra)
-        offset = EXTRA_BYTES_MAX
         # What is too large here is an optimizer with more state than Adam: copy_ says so, with both sizes.
-        for tensor in shard_tensors(self._memory.optimizer):
-            nbytes = nbytes_of(tensor)
-            parcel.body[offset : offset + nbytes].view(tensor.dtype).copy_(tensor.reshape(-1))
-            offset += aligned(nbytes)
+        for tensor, place in self._places_in(parcel):
+            place.copy_(tensor.reshape(-1))
         parcel.seal(copy)
 
     def _spoiled(self, parcel: torch.Tensor) -> torch.Tensor:
@@ -328,14 +325,15 @@ class Buddies:
 
     @torch.no_grad()
     def _unpacked(self, slot: _Slot) -> bytes:
-        offset = EXTRA_BYTES_MAX
-        for tensor in shard_tensors(self._memory.optimizer):
-            nbytes = nbytes_of(tensor)
-            tensor.copy_(slot.body[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
-            offset += aligned(nbytes)
+        for tensor, place in self._places_in(slot):
+            tensor.copy_(place.view(tensor.shape))
         return bytes(slot.body[:EXTRA_BYTES_MAX].numpy().tobytes())
 
     # ---------------------------------------------------------- memory and messages
+
+    def _places_in(self, parcel: _Parcel) -> list[Pair]:
+        """(tensor of the shard, its place), behind the python-side state."""
+        return places_of(list(shard_tensors(self._memory.optimizer)), parcel.body[EXTRA_BYTES_MAX:])
 
     def _places(self) -> tuple[torch.Tensor, ...]:
         return self._memory.buddy.chunk(self._num_slots)

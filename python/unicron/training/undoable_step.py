@@ -135,9 +135,10 @@ class UndoableStep:
         self.optimizer, self._undo = optimizer, undo
         self._chunks = chunks_of(optimizer)
         self._device = device_of(self._chunks)
-        self._of_host = size_of(elsewhere(self._chunks, self._device))
+        of_host = elsewhere(self._chunks, self._device)
+        self._of_host = size_of(of_host)
         self._packed = torch.zeros(self._of_host, dtype=torch.uint8)
-        self._places = [place for _, place in places_of(elsewhere(self._chunks, self._device), self._packed)]
+        self._places = [place for _, place in places_of(of_host, self._packed)]
 
     @torch.no_grad()
     def run(self, factor: float, mark: Mark, marked: int = 0, half_way: Callable[[], None] | None = None) -> None:
@@ -196,10 +197,9 @@ class UndoableStep:
         for tensor, saved in self._pairs(self._chunks[first]) if is_open else ():
             tensor.copy_(saved.view(tensor.shape))
         if self._of_host:
-            not_begun = {tensor.data_ptr() for tensor in elsewhere(self._chunks[first:], self._device)}
-            for tensor, saved in places_of(elsewhere(self._chunks, self._device), self._undo[-self._of_host :].cpu()):
-                if tensor.data_ptr() in not_begun:
-                    tensor.copy_(saved.view(tensor.shape))
+            pairs = places_of(elsewhere(self._chunks, self._device), self._undo[-self._of_host :].cpu())
+            for tensor, saved in pairs[len(elsewhere(self._chunks[:first], self._device)) :]:
+                tensor.copy_(saved.view(tensor.shape))
 
     def _pairs(self, chunk: list[Param]) -> list[Pair]:
         """(tensor, its place in the undo area) of what lies on the parameters' device."""
