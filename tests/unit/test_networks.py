@@ -117,6 +117,8 @@ SETUP = (
     "ip link add veth0 type veth peer name peer0 && ip link add veth1 type veth peer name peer1"
     " && ip address add 10.77.0.1/24 dev veth0 && ip address add 10.78.0.1/24 dev veth1"
     " && ip link set veth0 up && ip link set peer0 up"
+    # the kernel says a moment later that they run
+    " && for look in $(seq 100); do ip link show veth0 | grep -q 'state UP' && break; sleep 0.05; done"
 )
 
 
