@@ -280,6 +280,7 @@ class WorkerStatus(_Message, frozen=True):
     iteration: int
     progress: int = 0  # of the pulse page: grows with every step of the worker's loop
     loss: float | None = None  # of the last committed iteration
+    gpu: bool = False  # it was given one of the node's
 
 
 class AgentHello(_Message, frozen=True):

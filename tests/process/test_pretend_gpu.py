@@ -6,6 +6,7 @@ See tests/support/pretend_gpu.py for what is pretended. What a GPU does is teste
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,16 @@ def test_who_dies_under_the_backward_is_replaced_bit_for_bit(tmp_path: Path) -> 
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=220)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "MiB of gradients (" in "".join(path.read_text() for path in tmp_path.rglob("stderr.log"))
+
+
+@pytest.mark.timeout(240)
+def test_a_lost_node_is_waited_for_where_nobody_can_be_a_guest(tmp_path: Path) -> None:
+    """One GPU a node, and the coordinator was not told that it has any."""
+    command = [sys.executable, str(SCRIPT), "--pretend", "--sharded", "--instances", "2", "--layout", "1,1,2",
+               "--cases", "node-now", "--iterations", "30", "--at", "8", "--folder", str(tmp_path)]  # fmt: skip
+    environment = {**os.environ, "PRETEND_GPUS": "1"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=220)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.timeout(240)

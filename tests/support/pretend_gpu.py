@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -104,7 +105,7 @@ class Memory(memory.StateMemory):
 
 
 def take_device(link: Any, rank: int) -> int:
-    index = link.request_gpu(rank, 8)
+    index = link.request_gpu(rank, int(os.environ.get("PRETEND_GPUS", "8")))
     print(f"pretend: rank {rank} has GPU {index}", flush=True)
     return int(index)
 

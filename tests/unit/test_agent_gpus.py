@@ -115,3 +115,5 @@ def test_the_agent_answers_by_role_and_says_why_not() -> None:
         ("n0.w1", 1): 0, ("n0.w0", 0): 1, ("n0.w2", 0): 1, ("n0.w2", 1): 0, ("n0.w2", 7): -1,
     }  # fmt: skip
     assert "all have roles" in granted["n0.w2", 7].reason
+    assert [agent.machine.state.workers[name].status().gpu for name in ("n0.w0", "n0.w1")] == [True, True]
+    assert not agent.machine.state.workers["n0.w2"].status().gpu, "the last that it asked for was refused"

@@ -22,7 +22,7 @@ from unicron.coordinator.layout_times import estimated_s
 from unicron.coordinator.narrowing import layout_of, narrows, widths
 from unicron.coordinator.state import Purpose
 from unicron.coordinator.transitions import TaskPhase, WorkerPhase
-from unicron.messages import ChangeLayout, EndWorker, LayoutReady, MoveReady, StartWorkers, announced_name
+from unicron.messages import ChangeLayout, EndWorker, LayoutReady, MoveReady, StartWorkers, WorkerUp, announced_name
 from unicron.runtime.views import describe_view
 from unicron.sim.checkers import Checkers
 from unicron.types import Layout, Outcome, PlanKind
@@ -448,6 +448,23 @@ def test_on_gpus_it_waits() -> None:
     driver.hello("n3", incarnation=2, slots=1)
     healed(driver)
     assert driver.task.placement[3] == "n3" and driver.task.waits_why == ""
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_on_gpus_of_which_the_coordinator_was_not_told_it_waits(instances: int) -> None:
+    """A guest finds none that is free: its heirs ended one after the other, and with them the task."""
+    layout = FOUR if instances == 1 else msgspec.structs.replace(FOUR, buddy=False, instances=instances)
+    driver = at_work(layout)
+    worker = next(worker for worker in driver.task.workers.values() if worker.node == "n0")
+    status = msgspec.structs.replace(driver.status(worker), gpu=True)
+    driver.feed(on.AgentMessage(worker.node, WorkerUp(worker.node, status)))
+    lose(driver, "n3")
+    assert "ranks [3] wait for a node" in waits(driver) and "on CPUs only" in waits(driver)
+    driver.restart()
+    assert driver.task.on_gpu
+    driver.hello("n3", incarnation=2, slots=1)
+    healed(driver)
+    assert driver.task.placement[3] == "n3" and not driver.task.guests
 
 
 def test_with_the_holder_of_the_copy_gone_it_waits() -> None:

@@ -34,6 +34,7 @@ def on_requested(step: Step, event: GpuRequested) -> None:
             f"rank {request.rank} of {request.task} finds no GPU: this node's {request.num_gpus} all have roles; "
             f"give its agent as many slots as it has GPUs"
         )
+    worker.has_gpu = index >= 0
     step.actions.append(GrantGpu(event.request_id, index, reason))
 
 

@@ -56,6 +56,7 @@ class Worker:
     warms_up: bool = False  # it has its slot for itself while it waits
     is_connected: bool = False  # its control connection
     has_finished: bool = False
+    has_gpu: bool = False
     is_leaving: bool = False  # told to leave: exit code 0 is not early
     is_stopped: bool = False
     end_reason: str = ""
@@ -98,6 +99,7 @@ class Worker:
             iteration=self.pulse.iteration if self.pulse else -1,
             progress=self.pulse.progress if self.pulse else 0,
             loss=self.pulse.loss if self.pulse and self.pulse.committed_iteration >= 0 else None,
+            gpu=self.has_gpu,
         )
 
 

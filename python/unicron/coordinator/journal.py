@@ -105,6 +105,12 @@ class TaskStays(_Entry, frozen=True):
     reason: str
 
 
+class TaskOnGpu(_Entry, frozen=True):
+    """Its workers have GPUs."""
+
+    task: str
+
+
 class ThroughputMeasured(_Entry, frozen=True):
     """Seconds of one iteration at this number of replicas."""
 
@@ -214,6 +220,7 @@ Entry = (
     | TaskHeld
     | TaskLeaves
     | TaskStays
+    | TaskOnGpu
     | ThroughputMeasured
     | TransitionMeasured
     | Accounted

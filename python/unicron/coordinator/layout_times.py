@@ -66,7 +66,7 @@ def for_planner(state: State, task: TaskState, surviving: int) -> dict[int, tupl
     narrows, which keeps so many replicas."""
     job = task.job
     found: dict[int, tuple[Layout, float]] = {}
-    if state.gpu or not job.managed or task.plan is None:
+    if task.on_gpu or not job.managed or task.plan is None:
         return found
     for layout in job.layouts:
         slots = layout.world_size

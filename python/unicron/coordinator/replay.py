@@ -26,6 +26,7 @@ from unicron.coordinator.journal import (
     TaskEnded,
     TaskHeld,
     TaskLeaves,
+    TaskOnGpu,
     TaskRestarted,
     TaskStays,
     TaskSuspended,
@@ -124,6 +125,11 @@ def _(entry: NodeRests, state: State) -> None:
 @apply_entry.register
 def _(entry: TaskAdmitted, state: State) -> None:
     state.tasks[entry.task] = TaskState(name=entry.task, job=entry.job, on_gpu=bool(state.gpu))
+
+
+@apply_entry.register
+def _(entry: TaskOnGpu, state: State) -> None:
+    state.tasks[entry.task].on_gpu = True
 
 
 @apply_entry.register

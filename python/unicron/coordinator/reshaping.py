@@ -118,7 +118,7 @@ def _refusal(step: Step, task: TaskState, layout: Layout, is_width: bool) -> str
         return f"task {task.name} is going over to {_words(task.change.layout)} already"
     if task.leaving:
         return f"task {task.name} leaves its slots: {task.leaving}"
-    if step.state.gpu:
+    if task.on_gpu:
         return "layouts change in memory on CPUs only in this version"
     return "" if is_width else refusal_to_reach(task.job, layout)
 

@@ -163,7 +163,7 @@ class TaskState:
     placement: dict[Rank, str] = field(default_factory=dict)  # (journal) role -> node; none for a missing replica's
     guests: dict[Rank, str] = field(default_factory=dict)  # (journal) those beside a node's slots (narrowing.py)
     wide: Job | None = None  # (journal) its job as it was before lost nodes made it narrower; None: it is as it was
-    on_gpu: bool = False  # (journal) its cluster's slots are GPUs
+    on_gpu: bool = False  # (journal) its cluster's slots are GPUs, or its workers said that they have some
     phase: TaskPhase = TaskPhase.WAITING
     is_held: bool = False  # (journal) suspended by a person
     held_why: str = ""  # (journal)

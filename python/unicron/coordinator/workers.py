@@ -8,7 +8,7 @@ from typing import Any
 from unicron.coordinator.classifying import classify_soon
 from unicron.coordinator.diagnosis import exit_code_of, repeated, signature_of
 from unicron.coordinator.incident import Incident
-from unicron.coordinator.journal import WorkersStarted
+from unicron.coordinator.journal import TaskOnGpu, WorkersStarted
 from unicron.coordinator.lifecycle import stop_task
 from unicron.coordinator.state import Purpose, TaskState, WorkerState, node_order
 from unicron.coordinator.step import Step
@@ -152,6 +152,8 @@ def note_status(step: Step, task: TaskState, status: WorkerStatus) -> None:
         return
     worker.move("ready" if status.ready else "up")
     task.was_ready = task.was_ready or status.ready
+    if status.gpu and not task.on_gpu:  # whatever the coordinator was told of its cluster
+        step.write(TaskOnGpu(task.name), f"{worker.name} has a GPU of {worker.node}")
     if worker.name in task.absent:  # said by WorkerUp, or by a heartbeat that came before it
         task.absent.discard(worker.name)
         if not task.absent:
