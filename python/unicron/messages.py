@@ -79,6 +79,7 @@ class CollectiveFailed(_Message, frozen=True):
     stage: Stage
     inside: bool  # a group inside the replica (True) or one that spans replicas
     text: str
+    late: bool = False  # parameters were under way when a plan came: whoever computes with it is to be freed, too
 
 
 class ExceptionRaised(_Message, frozen=True):

@@ -269,7 +269,7 @@ def train(variant: dict[str, Any], tp: int = 1) -> tuple[list[int], list[int]]:
     make_stand_ins(0, layout)
     built, optimizer, _ = demo.build(layout, Variant(overlap=True, **variant))
     model = Chunks(built)
-    plan = plan_own(model, optimizer, layout)
+    plan = plan_own(model, optimizer, layout).eager
     assert plan is not None
     memory: Any = SimpleNamespace(
         pool=None, scalars=torch.zeros(4, dtype=torch.float64),

@@ -6,6 +6,7 @@ evaluated in them, while the heir was in the next iteration's forward: gloo saw 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from types import SimpleNamespace
 
@@ -41,6 +42,8 @@ class Setting:
         engine.groups = groups  # type: ignore[assignment]
         engine.meeting, engine.refusal = SimpleNamespace(others_in=others_in, left_in=None), ""
         engine.points = FaultPoints(self.pulse, lambda: record.iteration, engine._fault)
+        self.not_whole = ""
+        engine.gathering = SimpleNamespace(why_not_whole=lambda: self.not_whole)  # type: ignore[assignment]
         self.is_whole = True
         session = self.session = object.__new__(Session)
         session.rank, session._engine, session._next, session._reported = 0, engine, 8, False
@@ -144,3 +147,12 @@ def test_a_refused_operation_says_why() -> None:
     setting.engine.refusal = "left out"
     with pytest.raises(GroupInterrupted, match="left out"):
         setting.evaluate()
+
+
+def test_without_the_parameters_that_are_under_way_nothing_is_evaluated() -> None:
+    setting = Setting()
+    setting.not_whole = "the parameters could not be gathered: a peer died"
+    with setting.session.expect("evaluation", 2.5) as evaluation, contextlib.suppress(GroupInterrupted):
+        setting.evaluate()
+    assert not setting.session.wait_for_parameters()
+    assert "a peer died" in evaluation.left_out

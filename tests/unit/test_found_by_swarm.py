@@ -29,6 +29,7 @@ from unicron.messages import (
     AgentHello,
     AgentWelcome,
     ArenaRequest,
+    ChangeLayout,
     EndWorker,
     FinishUnderstudies,
     MoveRoles,
@@ -47,6 +48,7 @@ from unicron.sim.checkers import Checkers, TaskChecks
 from unicron.sim.worker import SimWorker
 from unicron.training import ledger
 from unicron.training.ledger import Ledger
+from unicron.training.reshard.change import Change
 from unicron.types import EpochPlan, Layout, Member, PlanKind, Stage
 
 CONFIG = CoordinatorConfig(heal_ms_max=6_000.0, silence_ms_max=30_000.0)
@@ -669,3 +671,16 @@ def test_who_replaces_a_member_that_died_before_the_first_epoch_completes_the_st
         assert driver.task.phase is TaskPhase.STARTING
         driver.up(name)
     assert driver.task.phase is TaskPhase.RUNNING
+
+
+def test_what_was_said_of_a_layout_that_was_announced_before_is_not_read_for_the_next() -> None:
+    """Seed 2023: a coordinator announced a layout as epoch 3 and ended; the next one healed a failure in epoch 2 and
+    announced the same layout as epoch 3. Who had left for the first one, two iterations before, was taken for there."""
+    member = (Member(0, "n0", "n0.w0"),)
+    epochs = [EpochPlan("t", epoch, PlanKind.REPLACE, Layout(), (0,), member) for epoch in (1, 2, 3)]
+    prefixes = set()
+    for former in epochs[:2]:
+        change = object.__new__(Change)
+        change.order = ChangeLayout("t", former, epochs[2], "wider")
+        prefixes.add(change._prefix("places"))
+    assert len(prefixes) == 2

@@ -20,11 +20,13 @@ def test_manage_says_what_takes_its_place() -> None:
 def say() -> None:
     import os
 
+    from msgspec.structs import replace
+
     from unicron.demo import model as demo
     from unicron.demo.variant import Variant
     from unicron.training import eager
     from unicron.training.chunks import Chunks
-    from unicron.training.overlap import plan_own, says, take_over
+    from unicron.training.overlap import Overlap, plan_own, says, take_over
     from unicron.training.stand_ins import make_stand_ins
     from unicron.types import Layout
 
@@ -33,8 +35,16 @@ def say() -> None:
     built, optimizer, _ = demo.build(layout, Variant(overlap=True))
     model = Chunks(built)
     was_on = take_over(model, optimizer)
-    gather, reduce = says(model, layout, was_on, eager.plan_of(model, layout))
-    assert gather == "overlap_param_gather off: unicron gathers the parameters after the step"
+    gather, reduce = says(model, layout, was_on, Overlap(eager.plan_of(model, layout), gathers_late=True))
+    assert gather == "overlap_param_gather: unicron gathers the parameters under the next forward"
+    for other, why in (
+        (replace(layout, buddy=True), "copies of the shards"),
+        (replace(layout, dp=1), "has all of them"),
+    ):
+        (line,) = says(model, other, ["overlap_param_gather"], Overlap())
+        assert (
+            line.startswith("overlap_param_gather off: unicron gathers the parameters behind the step") and why in line
+        )
     assert reduce.startswith("overlap_grad_reduce: unicron reduces 0.8 of 0.8 MiB of gradients (6 segments) under"), (
         reduce
     )
@@ -43,9 +53,11 @@ def say() -> None:
     assert plan is not None and plan.order == (1, 2, 3) and plan.nbytes <= 1 << 19
     for other, why in ((Layout(dp=1), "one replica"), (Layout(dp=2, exact=True), "exact sums")):
         assert eager.plan_of(model, other) is None
-        (line,) = says(model, other, ["overlap_grad_reduce"], None)
+        (line,) = says(model, other, ["overlap_grad_reduce"], Overlap())
         assert line.startswith("overlap_grad_reduce off: unicron reduces after the backward") and why in line
-    assert plan_own(model, optimizer, layout) is None and says(model, layout, (), None) == [], "nobody asked for it"
+    assert plan_own(model, optimizer, layout) == Overlap() and says(model, layout, (), Overlap()) == [], "nobody asked"
+    built, optimizer, _ = demo.build(layout, Variant(overlap=True))
+    assert plan_own(Chunks(built), optimizer, layout).gathers_late
 
 
 def train_once() -> None:

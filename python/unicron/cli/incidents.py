@@ -52,6 +52,7 @@ PHASES = {
     "Confirm": "the replica's members agree on what the commit said",
     "Step": "the optimizer writes the parameters",
     "Gather": "every replica's shard of the parameters goes to the others",
+    "FinishGather": "those that were still under way when the loop ended are waited for",
     "Repeat": "sums that fit no scale are given up (exact mode)",
     "Settle": "the replica's members agree that the gathering ended well",
 }

@@ -322,13 +322,18 @@ def _reason(task: TaskState, kind: PlanKind, refills: Refills) -> str:
 
 def _may_reconnect(step: Step, task: TaskState, iterations: list[int]) -> bool:
     """SEV3 retries in place a few times in one iteration; then the first reporter is replaced (SEV2)."""
+    found = step.state.open_incidents(task.name)
+    # Whose parameters do not come because of what is being healed has no failure of its own.
+    own = [(rank, report) for rank, report in sorted(task.reports.items()) if not (report.late and found)]
+    if not own:
+        return True
     iteration = max(iterations, default=task.iteration)
     tries = task.reconnects.get(iteration, 0) + 1
     task.reconnects = {iteration: tries}
     if tries <= step.config.reconnect_tries_max:
-        # Who was late to tell of the same break (of a group inside another replica, say) has no incident of its own.
-        is_open = any(i.fault == RECONNECT and i.epoch for i in step.state.open_incidents(task.name))
-        for rank, report in [] if is_open else sorted(task.reports.items())[:1]:
+        # Nor has, in another incident, who was late to tell of the same break (of a group inside another replica, say).
+        is_open = any(i.fault == RECONNECT and i.epoch for i in found)
+        for rank, report in [] if is_open else own[:1]:
             _open_reconnect(step, task, rank, report.text)
         return True
     rank = min(task.reports)

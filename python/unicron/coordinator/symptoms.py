@@ -60,6 +60,8 @@ def on_collective_failed(step: Step, task: TaskState, body: CollectiveFailed) ->
     if not task.reports:
         task.report_ms = step.now_ms
     task.reports[body.rank] = body
+    if body.late and step.state.open_incidents(task.name):
+        task.reports_ripe = True  # it is explained: by what is being healed
     if not step.has_timer("diagnose", task.name) and not task.reports_ripe:
         step.set_timer("diagnose", task.name, step.config.diagnose_ms, "a death may explain it")
     step.touch(task)

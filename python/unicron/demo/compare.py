@@ -294,7 +294,7 @@ def other_digests(run: Run, reference: Run, first: int, last: int) -> Iterable[s
             wanted = reference.digests.get((iteration, rank), ("", ""))
             if gradient and gradient != wanted[0]:
                 yield f"iteration {iteration}, rank {rank}: another reduced gradient"
-            if state != wanted[1]:
+            if state and state != wanted[1]:
                 yield f"iteration {iteration}, rank {rank}: another state"
 
 

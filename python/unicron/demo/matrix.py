@@ -58,7 +58,7 @@ def run_row(row: Row, wanted: Sequence[tuple[str, Case]], folder: Path) -> Itera
     shrunk = [case for how, case in wanted if how == SHRUNK]
     with runner.Suite(options, Progress()) as suite:
         if replaced:
-            for verdict in Chain(suite, layout, replaced).run():
+            for verdict in Chain(suite, layout, replaced, row.evaluate_every).run():
                 yield {"row": row.name, "how": REPLACED, **verdict}
         for turn, case in enumerate(shrunk):
             result = suite.one(shrink_scenario(case, layout, turn)).result

@@ -47,8 +47,13 @@ class Row:
         )  # fmt: skip
 
     def has(self, case: Case) -> bool:
-        """Megatron makes several buckets only where it is asked to hide communication."""
+        """Megatron makes several buckets only where it is asked to hide communication. (Then they come late, too.)"""
         return case.fits(self.layout()) and (self.variant.overlap or not (case.buckets_only or case.eager_only))
+
+    @property
+    def evaluate_every(self) -> int:
+        """Parameters that are gathered late come before an evaluation, or in the next forward: now so, now so."""
+        return EVALUATE_EVERY + (self.sharded and self.variant.overlap)
 
     def can_shrink(self) -> bool:
         """A lost node's shards of a distributed optimizer have no copy but a buddy's or another instance's, and the
@@ -65,6 +70,7 @@ ROWS = (
     Row("2,2,2", 2, 2, 2),
     Row("1,1,4-distributed", 1, 1, 4, sharded=True),
     Row("1,2,2-distributed-overlap", 1, 2, 2, sharded=True, variant=Variant(overlap=True)),
+    Row("1,1,4-distributed-overlap", 1, 1, 4, sharded=True, variant=Variant(overlap=True)),
     Row("1,1,4-overlap", 1, 1, 4, variant=Variant(overlap=True)),
     Row("1,2,2-interleaved", 1, 2, 2, variant=Variant(virtual_pp=2)),
     Row("1,1,4-bf16", 1, 1, 4, variant=Variant(bf16=True)),
@@ -210,6 +216,8 @@ REPLACE = (
     Case("gather", "kill", "gather", sharded_only=True),
     Case("gather-inside", "kill", "gathering", 0, sharded_only=True),
     Case("gather-some", "kill", "gather", 1, sharded_only=True, buckets_only=True),
+    Case("gather-late-first", "kill", "late", 1, sharded_only=True, buckets_only=True),
+    Case("gather-late", "kill", "late", 0, sharded_only=True, buckets_only=True),
     Case("settle-before", "kill", "settle", BEFORE, sharded_only=True, inside_only=True),
     Case("settle-inside", "kill", "settle", INSIDE, sharded_only=True, inside_only=True),
     Case("log", "kill", "log"),
@@ -243,6 +251,7 @@ REPLACE = (
     Case("reset-reduce-inside", "reset", "reducing", 1),
     Case("reset-commit-inside", "reset", "commit", INSIDE),
     Case("reset-gather-inside", "reset", "gathering", 0, sharded_only=True),
+    Case("reset-gather-late", "reset", "late", 1, sharded_only=True, buckets_only=True),
 )  # fmt: skip
 
 SHRINK = (

@@ -126,11 +126,13 @@ class Recorder:
         if self._magnitudes:
             self._save(f"magnitude_{iteration}_{self.rank}.npy", _flat(self._sums))
 
-    def digests(self, iteration: int, model: Any, optimizer: Any) -> None:
-        """After the step. The gradient is not known to a process that rolled forward with another's commit."""
+    def digests(self, iteration: int, model: Any = None, optimizer: Any = None) -> None:
+        """After the step. The gradient is not known to a process that rolled forward with another's commit, the state
+        not without model and optimizer."""
         if self._digests >= 0:
             gradient = self._gradient[0] if self._gradient[1] == iteration else ""
-            line = {"iteration": iteration, "gradient": gradient, "state": digest(model, optimizer)[:16]}
+            state = "" if model is None else digest(model, optimizer)[:16]
+            line = {"iteration": iteration, "gradient": gradient, "state": state}
             self._append(self._digests, line)
 
     def _save(self, name: str, values: np.ndarray) -> None:

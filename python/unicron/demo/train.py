@@ -24,6 +24,7 @@ from unicron.training.data import ByteCorpus, ByteDataset
 CORPUS_BYTES = 2_000_000
 DATA_SEED = 1234
 EVALUATION_S = 60.0
+LOOK_EVERY = 3  # iterations, where looking at parameters means to wait for them
 SPIKE = float(1 << 20)
 
 
@@ -74,12 +75,17 @@ def main() -> None:
             recorder.iteration_begins(iteration)
             metrics = session.train_step(iteration, step, dataset)
             recorder.committed(iteration, metrics, start_ns)
-            recorder.digests(iteration, model, optimizer)
+            is_late = options.overlap and layout.sharded  # parameters come under the next forward, mostly
+            if not is_late or (iteration % LOOK_EVERY == 0 and session.wait_for_parameters()):
+                recorder.digests(iteration, model, optimizer)
+            else:
+                recorder.digests(iteration)
             session.save_if_due(iteration)
             if options.evaluate_every and (iteration + 1) % options.evaluate_every == 0:
                 with session.expect("evaluation", seconds=EVALUATION_S):
                     demo.evaluate(model, dataset, layout.micro_batch)
             if options.extra and iteration == options.iterations - 1:
+                session.wait_for_parameters()
                 recorder.state(iteration, model, optimizer)
         if not options.extra:
             recorder.state(options.iterations - 1, model, optimizer)

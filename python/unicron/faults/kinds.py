@@ -58,6 +58,7 @@ class FaultPoint(enum.IntEnum):
     EXPERT = 30  # tokens go to the lanes that hold their experts, or come back: a passage
     EAGER = 31  # a segment is reduced under the backward: a passage
     OVER = 32  # the script's loop is over: a passage; the iteration armed is the number of iterations
+    LATE = 34  # the forward comes to a bucket whose parameters are still under way; the number armed is the bucket's
     REST = 33  # all have left their loops, and the script goes on with what is behind its own; armed as OVER
 
 

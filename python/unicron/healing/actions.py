@@ -62,7 +62,16 @@ class Repeat(Action, frozen=True):
 
 
 class Gather(Action, frozen=True):
-    """Sharded optimizer: each replica's shard of the stepped parameters goes to all, in place; may be done again."""
+    """Sharded optimizer: each replica's shard of the stepped parameters goes to all, in place; may be done again.
+
+    late: it is begun, and waited for by the next Compute, bucket by bucket where the forward comes to them.
+    """
+
+    late: bool = False
+
+
+class FinishGather(Action, frozen=True):
+    """Wait for all of a late one: no Compute follows."""
 
 
 class Settle(Action, frozen=True):
@@ -127,6 +136,7 @@ class AwaitPlan(Action, frozen=True):
     after_epoch: int
     report: str = ""
     inside: bool = False
+    late: bool = False  # as in Broken
 
 
 class ReportStateLost(Action, frozen=True):
@@ -165,7 +175,7 @@ class Leave(Action, frozen=True):
 
 
 AnyAction = (
-    Compute | Tie | Reduce | Commit | Confirm | Step | Repeat | Gather | Settle | ExchangeInside | RebuildInside
-    | ExchangeWorld | RebuildCross | FetchState | GoBack | LoadCheckpoint | AwaitPlan | ReportStateLost | EndIteration
-    | Ready | AwaitOthers | Over | Leave
+    Compute | Tie | Reduce | Commit | Confirm | Step | Repeat | Gather | FinishGather | Settle
+    | ExchangeInside | RebuildInside | ExchangeWorld | RebuildCross | FetchState | GoBack | LoadCheckpoint
+    | AwaitPlan | ReportStateLost | EndIteration | Ready | AwaitOthers | Over | Leave
 )  # fmt: skip

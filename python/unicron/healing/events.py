@@ -73,6 +73,7 @@ class Broken(Event, frozen=True):
     inside: bool
     text: str = ""
     segments_reduced: int = -1  # after a broken Reduce: how many are whole
+    late: bool = False  # it was a gather that a Compute waited for; inside: others of the replica may wait for this one
 
 
 AnyEvent = (

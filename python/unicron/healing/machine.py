@@ -39,6 +39,7 @@ from unicron.healing.resolve import (
     Fetch,
     ReplicaVerdict,
     WorldVerdict,
+    gathers_late,
     position_of,
     reduces_eagerly,
     resolve_replica,
@@ -60,6 +61,8 @@ class Phase(enum.Enum):
     CONFIRM = "confirm"
     STEP = "step"
     GATHER = "gather"  # the others' shards of the new parameters
+    BEGIN_GATHER = "begin_gather"  # they are under way, and the next forward waits for them
+    FINISH_GATHER = "finish_gather"  # or the end of the script's loop does
     SETTLE = "settle"
     AWAIT_PLAN = "await_plan"
     EXCHANGE_INSIDE = "exchange_inside"
@@ -82,7 +85,8 @@ BREAKABLE = frozenset(
     {
         Phase.COMPUTE, Phase.TIE, Phase.REDUCE, Phase.COMMIT, Phase.CONFIRM, Phase.EXCHANGE_INSIDE,
         Phase.REBUILD_INSIDE, Phase.EXCHANGE_WORLD, Phase.REBUILD_CROSS, Phase.FETCH, Phase.LOAD, Phase.GATHER,
-        Phase.SETTLE, Phase.GATHER_WORLD, Phase.SETTLE_WORLD, Phase.GO_BACK, Phase.OVER,
+        Phase.SETTLE, Phase.GATHER_WORLD, Phase.SETTLE_WORLD, Phase.GO_BACK, Phase.OVER, Phase.BEGIN_GATHER,
+        Phase.FINISH_GATHER,
     }
 )  # fmt: skip
 
@@ -132,9 +136,13 @@ class HealingMachine:
         self._inside_done = 0  # newest epoch whose inside groups stand
         self.is_extra = False  # the last Compute added to whole sums
         # The iteration that the newest meeting left everybody in. In later ones of its epoch nobody heals, so all of a
-        # position may begin collectives under the backward. Not in that one: who adopted its sums has no backward.
-        self._eager_after = NEVER
+        # position may begin collectives under the backward, and all gather late. Not in that one: who adopted its sums
+        # has no backward.
+        self._undisturbed_after = NEVER
         self._is_eager_agreed = False
+        self._is_late_agreed = False
+        #: Is something done with whole parameters after this iteration, as everybody knows beforehand? (A checkpoint.)
+        self.whole_after: Callable[[int], bool] = lambda iteration: False
         self._await_inside = False
         self._inside: ReplicaVerdict | None = None
         self._verdict: WorldVerdict | None = None
@@ -167,7 +175,7 @@ class HealingMachine:
                 return self._begin(iteration)
             case on.LoopEnded() if phase is Phase.BETWEEN:
                 self.is_ending, self.loop_iteration = True, self.record.iteration - 1
-                return self._end()
+                return self._end() if self.record.gathered or self.pending else self._finish_gather()
             case on.RecordsGathered(records) if phase is Phase.EXCHANGE_INSIDE:
                 return self._inside_gathered(records)
             case on.RecordsGathered(records) if phase is Phase.EXCHANGE_WORLD:
@@ -229,7 +237,8 @@ class HealingMachine:
             Phase.COMPUTE,
             do.Compute(
                 iteration=iteration, micro_batches=work.micro_batches, dealt=work.dealt, extra=work.extra,
-                eager=iteration > self._eager_after and not self.pending, reason=work.reason,
+                eager=self._is_eager_agreed and iteration > self._undisturbed_after and not self.pending,
+                reason=work.reason,
             ),
         )  # fmt: skip
 
@@ -262,6 +271,13 @@ class HealingMachine:
             Phase.OVER, do.AwaitOthers(plan=self.plan, healed=healed, reason="nothing is left to do in this task")
         )
 
+    def _finish_gather(self) -> do.AnyAction:
+        return self._to(Phase.FINISH_GATHER, do.FinishGather(reason="no forward follows"))
+
+    def _gather_finished(self) -> do.AnyAction:
+        self._set(gathered=True)
+        return self._end()
+
     def _over(self) -> do.AnyAction:
         return self._to(Phase.BETWEEN, do.Over(reason="every member's loop is over"))
 
@@ -275,7 +291,7 @@ class HealingMachine:
         return self._to(Phase.BETWEEN, do.Over(healed=healed, reason=why))
 
     def _tie(self) -> do.AnyAction:
-        self._set(stage=Stage.TIE)
+        self._set(stage=Stage.TIE, gathered=True)  # what was late is here: the forward waited for it
         return self._to(Phase.TIE, do.Tie(extra=self.is_extra, reason="before any collective between replicas"))
 
     def _tied(self) -> do.AnyAction:
@@ -315,7 +331,17 @@ class HealingMachine:
     def _stepped(self) -> do.AnyAction:
         if not self._roll() or not self.layout.sharded:
             return self._next_iteration()
+        if self._gathers_late():
+            return self._to(Phase.BEGIN_GATHER, do.Gather(late=True, reason="the next forward waits for it"))
         return self._to(Phase.GATHER, do.Gather(reason="every replica stepped its shard"))
+
+    def _gathers_late(self) -> bool:
+        """The same for all who made this commit: they send their buckets in one order, and the members of a replica
+        settle, or do not. So what only some know by now does not count, such as a pending plan."""
+        commit = self.record.commit
+        assert commit is not None
+        is_undisturbed = self._is_late_agreed and commit.iteration > self._undisturbed_after
+        return is_undisturbed and commit.hold <= 0 and not self.whole_after(commit.iteration)
 
     def _gathered(self) -> do.AnyAction:
         self._set(gathered=True)
@@ -362,7 +388,7 @@ class HealingMachine:
             # who wait on, is freed by a plan alone.
             report = "" if self.layout.ep == 1 or self._helps(inside=False) else event.text
             return self._settle(SETTLED_IN[self.phase], ok=False, report=report)
-        return self._repair_or_wait(event.text, event.inside)
+        return self._repair_or_wait(event.text, event.inside, late=event.late)
 
     def _miss_commit(self, why: str, inside: bool) -> do.AnyAction:
         """This pass ends without the commit's result. A whole replica still confirms, exactly once a pass, whether
@@ -376,14 +402,16 @@ class HealingMachine:
         report = "" if self._helps(inside=False) else why
         return self._to(Phase.CONFIRM, do.Confirm(result=None, report=report, reason=why))
 
-    def _repair_or_wait(self, text: str, inside: bool) -> do.AnyAction:
+    def _repair_or_wait(self, text: str, inside: bool, *, late: bool = False) -> do.AnyAction:
         if self._helps(inside):
             return self._repair()
         self._await_inside = inside
         return self._to(
             Phase.AWAIT_PLAN,
-            do.AwaitPlan(after_epoch=self._newest(), report=text, inside=inside, reason="no plan explains this yet"),
-        )
+            do.AwaitPlan(
+                after_epoch=self._newest(), report=text, inside=inside, late=late, reason="no plan explains this yet"
+            ),
+        )  # fmt: skip
 
     def _plan_awaited(self) -> do.AnyAction:
         return self._repair() if self._helps(self._await_inside) else self._repair_or_wait("", self._await_inside)
@@ -401,7 +429,7 @@ class HealingMachine:
         if newest.member(self.rank) is None:
             return self._to(Phase.LEFT, do.Leave(reason=f"epoch {newest.epoch}: {newest.reason}"))
         self._acting = newest.epoch
-        self._eager_after = NEVER
+        self._undisturbed_after = NEVER
         self.healing = self.healing or newest.kind is not PlanKind.START
         touched = self._touched()
         self._set(inside_touched=touched)
@@ -458,6 +486,7 @@ class HealingMachine:
         plan = self._acting_plan()
         verdict = self._verdict = resolve_world(plan, sorted(records, key=lambda r: r.rank))
         self._is_eager_agreed = reduces_eagerly(self.layout, self.rank, records)
+        self._is_late_agreed = gathers_late(records)
         return self._to(Phase.REBUILD_CROSS, do.RebuildCross(plan=plan, reason=verdict.reason))
 
     def _cross_rebuilt(self) -> do.AnyAction:
@@ -565,7 +594,7 @@ class HealingMachine:
         assert self.plan is not None
         self._fresh(iteration)
         self._set(has_state=True, gathered=True, branch=self.plan.epoch)
-        self._begin_eager_after(iteration)
+        self._undisturbed_after = iteration
         return self._compute_own(self.plan.replicas, "from the checkpoint")
 
     def _agreed(self) -> do.AnyAction:
@@ -574,7 +603,7 @@ class HealingMachine:
         assert verdict is not None
         if (self.record.iteration, self.record.repeat) != (verdict.iteration, verdict.repeat):
             raise AssertionError(f"at {self.record.iteration}, the meeting agreed on {verdict.iteration}")
-        self._begin_eager_after(verdict.iteration)
+        self._undisturbed_after = verdict.iteration
         self.shared = verdict.shared[position_of(self.layout, self.rank)]
         have, mine = verdict.have.get(self.replica, ()), verdict.compute[self.replica]
         if self.replica not in verdict.have and self.record.summed:
@@ -583,9 +612,6 @@ class HealingMachine:
         return self._work(
             Work(mine, verdict.dealt, extra=bool(have), reduce_only=whole and not mine, reason=verdict.reason)
         )
-
-    def _begin_eager_after(self, iteration: int) -> None:
-        self._eager_after = iteration if self._is_eager_agreed else NEVER
 
     # ------------------------------------------------------------------ helpers
 
@@ -652,6 +678,8 @@ class HealingMachine:
         Phase.FETCH: _fetched,
         Phase.GO_BACK: _went_back,
         Phase.GATHER: _gathered,
+        Phase.BEGIN_GATHER: _next_iteration,
+        Phase.FINISH_GATHER: _gather_finished,
         Phase.GATHER_WORLD: _gathered_world,
         Phase.OVER: _over,
     }

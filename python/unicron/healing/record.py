@@ -67,6 +67,7 @@ class Record(msgspec.Struct, frozen=True):
     # Filled in when records are exchanged: what it can reduce under the backward, in a word that must be the same in
     # all of a position (training/eager_plan.py); "" for nothing, and from a worker of 0.5.0, which cannot.
     eager: str = ""
+    late: bool = False  # filled in when records are exchanged: its forward can wait for the parameters it gathers
     # Filled in when records are exchanged: after its script's loop it waits for the others'; 0.5.0 does not.
     waits_at_end: bool = False
     inside_epoch: int = 0  # epoch in which this replica's inside groups were last rebuilt, as this rank knows

@@ -134,6 +134,11 @@ def reduces_eagerly(layout: Layout, rank: Rank, records: Sequence[Record]) -> bo
     return len(words) == 1 and "" not in words
 
 
+def gathers_late(records: Sequence[Record]) -> bool:
+    """Whether everybody can: buckets go in another order then, which must be everybody's."""
+    return bool(records) and all(record.late for record in records)
+
+
 def _dealt(records: Sequence[Record], commit: CommitResult | None) -> tuple[int, ...]:
     """As it was dealt to those who began it, else as the newest plan met by a survivor says."""
     begun = [r.dealt for r in records if r.begun and not rolls_forward(r, commit)]

@@ -2,6 +2,7 @@
 
 * one role, one worker per epoch, and epochs only grow (in the journal too)
 * each (iteration, micro-batch) counts exactly once in what is committed
+* all gather the parameters late after an iteration of an epoch, or nobody does: their buckets would go in another order
 * all of a position reduce under the backward in an iteration of an epoch, or nobody does: they would begin collectives
   in another order
 * one life of one coordinator a term: only it journals in it, it sends nothing once a successor began, and no agent
@@ -43,6 +44,7 @@ from unicron.coordinator.planned import Planned
 from unicron.coordinator.state import ON_SLOTS, State, TaskState, WorkerState
 from unicron.coordinator.transitions import TERMINAL, WorkerPhase
 from unicron.healing import actions as do
+from unicron.healing.machine import Phase
 from unicron.healing.record import CommitResult
 from unicron.healing.resolve import position_of
 from unicron.messages import EndWorker, PublishEpoch
@@ -76,6 +78,7 @@ class TaskChecks:
         self.reached = -1  # the same since the last return to a checkpoint
         self.num_steps = 0
         self.left_at: int | None = None  # iteration at which it gave up its slots
+        self.late: dict[tuple[int, int], tuple[bool, str]] = {}  # (epoch, iteration) -> (is it, who)
         self.eager: dict[tuple[int, int, int], tuple[bool, str]] = {}  # (epoch, position, iteration) -> (is it, who)
 
     def role_used(self, plan: EpochPlan, rank: Rank, worker: str) -> None:
@@ -130,6 +133,17 @@ class TaskChecks:
         first, other = self.eager.setdefault(at, (action.eager, worker.name))
         if first is not action.eager:
             self.world.violate(f"{worker.name} reduces eagerly in {at[2]}: {action.eager}, and {other}: {first}")
+
+    def gathers(self, worker: WorkerProcess, late: bool) -> None:
+        """Late or not, as all do: their buckets go in one order, and whose members settle is one replica."""
+        machine = worker.machine
+        assert machine is not None and machine.plan is not None
+        if machine.phase not in (Phase.GATHER, Phase.BEGIN_GATHER):
+            return  # at a meeting
+        at = machine.plan.epoch, machine.record.iteration
+        first, other = self.late.setdefault(at, (late, worker.name))
+        if first is not late:
+            self.world.violate(f"{worker.name} gathers late at {at[1]}: {late}, and {other}: {first}")
 
     def saved_last(self, worker: WorkerProcess, saved: set[Rank], plan: EpochPlan) -> None:
         if missing := set(plan.ranks) - saved:

@@ -56,7 +56,7 @@ class Cluster:
         self.met: dict[str, int] = {}  # task -> newest epoch in which all met
         self.parts: dict[tuple[str, int, int], set[Rank]] = {}  # (task, epoch, iteration) -> whose part is saved
         # Who came to a change of layout, and with which iteration: (task, epoch, members) -> worker -> iteration.
-        self.layouts: dict[tuple[str, int, tuple[Member, ...]], dict[str, int]] = {}
+        self.layouts: dict[tuple[str, int, int, tuple[Member, ...]], dict[str, int]] = {}
         self._groups: dict[tuple[str, tuple[Rank, ...]], Group] = {}
         self._rng = self.streams("network")
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from unicron.sim.coordinator_host import CoordinatorHost
 
 ACTIONS = (
-    "Compute", "Tie", "Reduce", "Commit", "Confirm", "Step", "Gather", "Settle", "ExchangeInside", "RebuildInside",
-    "ExchangeWorld", "RebuildCross", "FetchState", "EndIteration", "AwaitPlan", "AwaitOthers", "Over",
+    "Compute", "Tie", "Reduce", "Commit", "Confirm", "Step", "Gather", "FinishGather", "Settle", "ExchangeInside",
+    "RebuildInside", "ExchangeWorld", "RebuildCross", "FetchState", "EndIteration", "AwaitPlan", "AwaitOthers", "Over",
 )  # fmt: skip
 
 WEIGHTS = {

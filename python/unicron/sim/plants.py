@@ -40,6 +40,14 @@ PLANTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "an heir does not reduce under the backward, and the others of its position do",
         ("reduces eagerly",),
     ),
+    "late-at-hold": (
+        "parameters are still under way when everybody saves, or hands roles over",
+        ("without the others' shards",),
+    ),
+    "late-unawares": (
+        "who has heard of a plan gathers its parameters at once, and the others late",
+        ("gathers late", "members wait in"),
+    ),
     "keep-sums": (
         "who computes an iteration again adds to what it had (worker_training.py)",
         ("with micro-batches",),

@@ -63,6 +63,23 @@ class EagerWithoutHeirs(HealingMachine):
         return action
 
 
+class LateAtHold(HealingMachine):
+    """Parameters are still under way when everybody saves, or hands roles over."""
+
+    def _gathers_late(self) -> bool:
+        commit = self.record.commit
+        assert commit is not None
+        return self._is_late_agreed and commit.iteration > self._undisturbed_after
+
+
+class LateUnawares(HealingMachine):
+    """Who has heard of a plan gathers at once, and the others do not."""
+
+    def _gathers_late(self) -> bool:
+        return super()._gathers_late() and not self.pending
+
+
 HEALING_PLANTS: dict[str, type[HealingMachine]] = {
     "tie-after-reduce": TieAfterReduce, "no-confirm": NoConfirm, "eager-without-heirs": EagerWithoutHeirs,
+    "late-at-hold": LateAtHold, "late-unawares": LateUnawares,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from unicron.healing.machine import Phase
 from unicron.healing.record import Record
 from unicron.messages import ArenaRequest, SaveAndHold, StateLost, WorkerReady, WorkerWelcome
 from unicron.sim.memory import NUM_SEGMENTS, Memory
-from unicron.sim.plants import machine_for, record_of
+from unicron.sim.plants import record_of
 from unicron.sim.worker_reshaping import WorkerReshaping
 from unicron.types import EpochPlan, PlanKind, Stage
 
@@ -88,7 +88,7 @@ class SimWorker(WorkerReshaping):
         self.is_waiting_role = False
         self._advance(Stage.HEAL)
         if self.has_moved_in(plan):
-            self.machine = machine_for(self.world.options.plant, self.rank, self.layout)
+            self.machine = self.new_machine()
             self.run(on.Joined(plan, self.memory.read(self.rank)))
             return
         adopt = plan.kind is PlanKind.REPLACE
@@ -112,7 +112,7 @@ class SimWorker(WorkerReshaping):
         else:
             fresh = plan.kind is PlanKind.START
             record = Record(self.rank, 0, Stage.STARTING, has_state=fresh, num_segments=NUM_SEGMENTS)
-        self.machine = machine_for(self.world.options.plant, self.rank, self.layout)
+        self.machine = self.new_machine()
         self.run(on.Joined(plan, record))
 
     def _finish_open_step(self) -> None:
@@ -171,8 +171,12 @@ class SimWorker(WorkerReshaping):
                 self._step(action.commit)
             case do.Repeat():
                 self._loop(self.rng.uniform(0.0, 0.5), self._done)
-            case do.Gather():
-                self._gather_shards()
+            case do.Gather(late=late):
+                self.world.checkers.of(self.task).gathers(self, late)
+                (self._begin_gather if late else self._gather_shards)()
+            case do.FinishGather():
+                self._advance(Stage.GATHER, waiting=True)
+                self._await_gather(self._done)
             case do.Settle(ok=ok):
                 self._advance(Stage.GATHER, waiting=True)
                 if action.report:
@@ -203,7 +207,7 @@ class SimWorker(WorkerReshaping):
             case do.AwaitPlan():
                 self._advance(Stage.HEAL, waiting=True)
                 if action.report:
-                    self._report(action.report, inside=action.inside)
+                    self._report(action.report, inside=action.inside, late=action.late)
                 self._loop(0.1, self._plan_came)
             case do.ReportStateLost():
                 self._advance(Stage.HEAL, waiting=True)

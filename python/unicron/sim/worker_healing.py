@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import msgspec
@@ -57,9 +58,16 @@ class WorkerHealing(WorkerTraining):
                 self._later(LOOK_MS, lambda: self._look(plan, token))
             self.abandon_copies()
             own, copies, kept = self.machine.record, tuple(self.memory.copies), tuple(self.memory.kept)
-            value = msgspec.structs.replace(own, copies=copies, kept=kept, eager=CAN_REDUCE_EAGERLY)
+            value = msgspec.structs.replace(
+                own, copies=copies, kept=kept, eager=CAN_REDUCE_EAGERLY, late=self._can_gather_late()
+            )
         store = self.world.store_at(plan.store)
         store.gather((self.task, plan.epoch, kind, where), self, value, ranks, token)
+
+    def _can_gather_late(self) -> bool:
+        """As training/gathering.py; and of the scripts two in three ask for it."""
+        layout, asks = self.layout, zlib.crc32(self.task.encode()) + self.world.options.seed
+        return layout.sharded and not layout.buddy and layout.ep == 1 and asks % 3 > 0
 
     def _have_left(self, plan: EpochPlan) -> bool:
         """As training/ending.py: all left their loops, and nobody met afterwards."""
@@ -104,6 +112,7 @@ class WorkerHealing(WorkerTraining):
                 self.inside = self.world.group(f"{self.task}/inside/{epoch}", members)
                 self.groups.append((self.inside, False))
             return
+        self.late = None
         keep = self.world.options.plant == "keep-healthy-cross-group"
         touched = set(action.plan.touched)
         same = self.layout.peers(self.rank)
@@ -184,12 +193,12 @@ class WorkerHealing(WorkerTraining):
         self.memory.forget(after=-1)
         self.run(on.CheckpointLoaded(iteration))
 
-    def _report(self, text: str, *, inside: bool) -> None:
+    def _report(self, text: str, *, inside: bool, late: bool = False) -> None:
         assert self.machine is not None
         self.say(
             CollectiveFailed(
                 self.name, self.rank, self.machine._newest(), self.memory.iteration, self.stage,
-                inside, text,
+                inside, text, late,
             )
         )  # fmt: skip
 

@@ -25,6 +25,16 @@ SLICE_MS = 250.0  # of a wait in a group
 INSIDE = (do.Compute, do.Tie, do.Confirm, do.Settle, do.RebuildInside)
 
 
+@dataclasses.dataclass
+class Late:
+    """A collective that was begun, and is waited for elsewhere."""
+
+    token: object
+    iteration: int
+    results: dict[Rank, Any] | None = None
+    broke: str = ""
+
+
 class WorkerProcess:
     def __init__(self, host: AgentHost, name: str, task: str, incarnation: int, pid: int) -> None:
         self.host, self.world = host, host.world
@@ -61,6 +71,7 @@ class WorkerProcess:
         self.move: MoveRoles | None = None  # the newest order to move roles, until a newer epoch
         self.change: ChangeLayout | None = None  # the newest order to go over to another layout, until a newer epoch
         self.holds: int | None = None  # iteration at which it saved and waits
+        self.late: Late | None = None  # a gather that the next forward waits for
         self._own = 0  # segments reduced before the present Reduce
         self._reduced_before = 0  # ... before the present Compute
         self._fresh: Sum = ()  # what the present Compute has added up
@@ -186,6 +197,10 @@ class WorkerProcess:
         return self.world.scheduler.now_ms - self._waits_since_ms >= SLICE_MS
 
     def completed(self, token: object, results: dict[Rank, Any]) -> None:
+        if self.late is not None and token is self.late.token and token is not self.token:
+            self.late.results = results
+            return
+
         def go_on() -> None:
             if token is self.token and self.then is not None:
                 then, self.token, self.then, self.in_store = self.then, None, None, False
@@ -202,10 +217,16 @@ class WorkerProcess:
         return leaves
 
     def broke(self, token: object, text: str) -> None:
+        is_late = self.late is not None and token is self.late.token
+        if self.late is not None and is_late:
+            self.late.broke = text
+
         def go_on() -> None:
             if token is None or token is not self.token:
                 return
             inside = isinstance(self.action, INSIDE)
+            if is_late:  # training/engine.py: members of this replica may wait for it
+                inside = isinstance(self.action, do.Compute) and self.layout.replica_size > 1
             if self.in_store:
                 assert self.machine is not None and self.newest is not None
                 is_old = self.newest.epoch <= self.machine._newest()
@@ -214,6 +235,6 @@ class WorkerProcess:
                     return
                 inside = inside and is_old
             reduced = self.memory.reduced if isinstance(self.action, do.Reduce) else -1
-            self.run(on.Broken(inside, text, reduced))
+            self.run(on.Broken(inside, text, reduced, is_late))
 
         self._loop(0.0, go_on)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from unicron.healing import events as on
 from unicron.messages import ArenaRequest, ChangeLayout, LayoutReady, announced_name
 from unicron.sim.memory import Memory
-from unicron.sim.plants import machine_for
 from unicron.sim.worker_moving import WorkerMoving
 from unicron.types import EpochPlan, Member, Stage
 
@@ -53,7 +52,8 @@ class WorkerReshaping(WorkerMoving):
         if iteration >= 0:
             plan = order.plan
             self.say(LayoutReady(self.name, self.rank, plan.epoch, -1, digest=announced_name(plan)))
-        here = self.world.layouts.setdefault((order.plan.task, order.plan.epoch, order.plan.members), {})
+        plan = order.plan  # and as training/reshard/change.py: the same may be announced twice, from another epoch
+        here = self.world.layouts.setdefault((plan.task, order.former.epoch, plan.epoch, plan.members), {})
         here[self.name] = iteration
         wanted = {m.worker for m in (*order.former.members, *order.plan.members)}
 
@@ -136,7 +136,7 @@ class WorkerReshaping(WorkerMoving):
         """The script runs again from its top, over an arena that is there."""
         self.unread = []
         self._advance(Stage.HEAL)
-        self.machine = machine_for(self.world.options.plant, self.rank, self.layout)
+        self.machine = self.new_machine()
         self.run(on.Joined(plan, self.memory.read(self.rank)))
 
 

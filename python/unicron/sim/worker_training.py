@@ -8,16 +8,28 @@ from typing import Any
 
 from unicron.healing import actions as do
 from unicron.healing import events as on
+from unicron.healing.machine import HealingMachine
 from unicron.healing.record import OVERFLOW, CommitResult, hold_vote
 from unicron.messages import ChangeLayout, Finished, Healed, MoveRoles, Saved
 from unicron.sim.memory import NUM_SEGMENTS, Sum, add
+from unicron.sim.plants import machine_for
 from unicron.sim.worker_copies import WorkerCopies
+from unicron.sim.worker_process import Late
 from unicron.types import Rank, Stage
 
 REST_SHARE, REST_MS_MAX = 0.2, 12_000.0  # of scripts that do something behind their loop
 
 
 class WorkerTraining(WorkerCopies):
+    def new_machine(self) -> HealingMachine:
+        machine = machine_for(self.world.options.plant, self.rank, self.layout)
+        machine.whole_after = self._saves_after
+        return machine
+
+    def _saves_after(self, iteration: int) -> bool:
+        every = self.world.options.of(self.task).checkpoint_every
+        return bool(every) and (iteration + 1) % every == 0
+
     def _begin(self, iteration: int) -> None:
         if iteration >= self.world.options.of(self.task).iterations:
             self._loop(self.rng.uniform(0.0, 1.0), lambda: self.run(on.LoopEnded()))
@@ -47,7 +59,7 @@ class WorkerTraining(WorkerCopies):
         self._later(self.rng.uniform(1.0, 10.0), lambda: self.die("exited", 0))
 
     def _compute(self, action: do.Compute) -> None:
-        if not self.memory.gathered:
+        if not self.memory.gathered and self.late is None:
             self.world.violate(f"{self.name} computes iteration {action.iteration} without the others' shards")
         self.world.checkers.of(self.task).computes(self)
         self.world.checkers.of(self.task).reduces_eagerly(self, action)
@@ -56,7 +68,7 @@ class WorkerTraining(WorkerCopies):
             self.memory.segments = [()] * NUM_SEGMENTS
             self.memory.reduced = 0
         self._fresh = ()
-        self._compute_next(action, 0)
+        self._await_gather(lambda: self._compute_next(action, 0))
 
     def _compute_next(self, action: do.Compute, index: int) -> None:
         if index == len(action.micro_batches):
@@ -145,6 +157,40 @@ class WorkerTraining(WorkerCopies):
 
         self._loop(self.rng.uniform(1.0, 4.0), stepped)
 
+    def _begin_gather(self) -> None:
+        """Nobody waits for it here. There is one group in which each shard has one holder: see WorkerHealing."""
+        self._advance(Stage.GATHER)
+        self.world.count("late gather")
+        token, group = object(), self._shard_group()
+        self.late = Late(token, self.memory.iteration)
+        payload = (self.layout.shard_of(self.rank), self.memory.iteration)
+        if group is None:
+            self.late.results = {self.rank: payload}
+        else:
+            group.enter(self.rank, ("gather", self.memory.iteration), payload, token)
+        self._loop(0.1, self._done)
+
+    def _await_gather(self, then: Callable[[], None]) -> None:
+        """What was begun; at once where nothing was."""
+        late = self.late
+        if late is None:
+            then()
+            return
+
+        def gathered(results: dict[Rank, tuple[int, int]]) -> None:
+            self.late = None
+            self._require_shards(results, late.iteration, range(self.layout.num_shards))
+            then()
+
+        self.token, self.then, self._waits_since_ms = late.token, gathered, self.world.scheduler.now_ms
+        if late.broke:
+            self.broke(late.token, late.broke)
+        elif late.results is not None:
+            self.completed(late.token, late.results)
+
+    def _shard_group(self) -> Any:
+        return self.data if self.layout.instances == 1 else self.mates
+
     def _gather_shards(self) -> None:
         """First of what is outside of experts, which every lane has a shard of, then of the experts."""
         self._advance(Stage.GATHER, waiting=True)
@@ -162,31 +208,34 @@ class WorkerTraining(WorkerCopies):
             else:
                 self._done()
 
-        group = self.data if self.layout.instances == 1 else self.mates
         shards = range(self.layout.num_shards)
-        self._gather_of(group, self.layout.shard_of(self.rank), shards, "gather", gathered)
+        self._gather_of(self._shard_group(), self.layout.shard_of(self.rank), shards, "gather", gathered)
 
     def _gather_of(self, group: Any, place: int, places: range, tag: str, then: Callable[[], None]) -> None:
         """Every shard must be of the same version, and there must be one of each place."""
         iteration = self.memory.iteration
 
         def gathered(results: dict[Rank, tuple[int, int]]) -> None:
-            if set(results.values()) != {(each, iteration) for each in places}:
-                self.world.violate(f"{self.name} at {iteration} gathers shards {sorted(results.values())}")
+            self._require_shards(results, iteration, places)
             then()
 
         self._within(group, (tag, iteration), (place, iteration), gathered)
+
+    def _require_shards(self, results: dict[Rank, tuple[int, int]], iteration: int, places: range) -> None:
+        if set(results.values()) != {(each, iteration) for each in places}:
+            self.world.violate(f"{self.name} at {iteration} gathers shards {sorted(results.values())}")
 
     def _ended(self, action: do.EndIteration) -> None:
         iteration = action.commit.iteration
         if action.healed:
             self._say_healed(iteration)
-        every = self.world.options.of(self.task).checkpoint_every
         assert self.machine is not None and self.machine.plan is not None
         if action.commit.hold > 0 and not action.healed and self._is_current():
             self._hold(iteration + 1)
             return
-        if every and (iteration + 1) % every == 0 and self.rank == min(self.machine.plan.ranks):
+        if self._saves_after(iteration) and not self.memory.gathered:
+            self.world.violate(f"{self.name} saves at {iteration} without the others' shards")
+        if self._saves_after(iteration) and self.rank == min(self.machine.plan.ranks):
             saved = Saved(self.name, self.rank, iteration + 1, f"ckpt/{iteration + 1}")
             self._later(self.rng.uniform(10.0, 60.0), lambda: self.say(saved))
         self._begin(iteration + 1)
@@ -194,6 +243,8 @@ class WorkerTraining(WorkerCopies):
     def _hold(self, iteration: int) -> None:
         """Save, and wait for the end or a newer epoch. Parts meet on the disk; the lowest rank says when all did."""
         self.holds = iteration
+        if not self.memory.gathered:
+            self.world.violate(f"{self.name} holds at {iteration} without the others' shards")
         assert self.machine is not None and self.machine.plan is not None
         if self.change is not None and not self.is_told_to_hold:
             self.change_layout(self.change, iteration)

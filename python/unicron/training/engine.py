@@ -7,13 +7,12 @@ script's own error and propagates.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -35,7 +34,8 @@ from unicron.training.buddies import Buddies, CopyDiffers
 from unicron.training.eager import EagerReduction
 from unicron.training.eager_plan import EagerPlan
 from unicron.training.exact import REPEAT_BITS, REPEATS_MAX, ExactGradients
-from unicron.training.fault_points import FaultPoints, carry_out
+from unicron.training.fault_points import FaultPoints
+from unicron.training.gathering import Gathering
 from unicron.training.gradients import CHUNK_BYTES, Gradients, ReduceHooks
 from unicron.training.groups import GroupInterrupted, Groups
 from unicron.training.ledger import Ledger
@@ -89,9 +89,10 @@ class Engine:
 
     def __init__(
         self, link: WorkerLink, rank: Rank, layout: Layout, model: Any, optimizer: Any, scheduler: Any,
-        memory: StateMemory, groups: Groups, eager: EagerPlan | None = None,
+        memory: StateMemory, groups: Groups, eager: EagerPlan | None = None, *, gathers_late: bool = False,
     ) -> None:  # fmt: skip
-        """eager: which segments are reduced under the backward; None: the script did not ask for that."""
+        """eager: which segments are reduced under the backward; None: the script did not ask for that. gathers_late:
+        it asked for the parameters to be gathered under the forward."""
         self.link, self.rank, self.layout = link, rank, layout
         self.model, self.memory, self.groups = model, memory, groups
         self.gradients = gradients_of(model, memory, layout, rank, eager)
@@ -106,6 +107,10 @@ class Engine:
             self.eager = EagerReduction(eager, self.gradients, is_collective_error, self.points.early)
             self.eager.watch(model)
             self.computation.last_backward = self.eager.last_backward
+        self.gathers_late = gathers_late
+        self.gathering = Gathering(rank, layout, model, groups, self.points, is_collective_error)
+        if gathers_late:
+            self.gathering.watch()
         self.stepper = step.Stepper(optimizer, scheduler, layout, self.gradients)
         self.stepper.loss_scale.require_use(self.computation.config)
         self.machine = HealingMachine(rank, layout, len(self.gradients.segments))
@@ -126,6 +131,7 @@ class Engine:
         self._handlers: dict[type[do.Action], Callable[[Any], on.AnyEvent]] = {
             do.Compute: self._compute, do.Tie: self._tie, do.Reduce: self._reduce, do.Commit: self._commit,
             do.Confirm: self._confirm, do.Step: self._step, do.Repeat: self._repeat, do.Gather: self._gather,
+            do.FinishGather: self._finish_gather,
             do.Settle: self._settle, do.ExchangeInside: self._exchange_inside,
             do.RebuildInside: self._rebuild_inside, do.ExchangeWorld: self._exchange_world,
             do.RebuildCross: self._rebuild_cross, do.FetchState: self._fetch_state, do.GoBack: self._go_back,
@@ -176,9 +182,12 @@ class Engine:
                 inside = inside or (isinstance(action, do.Gather) and self.layout.num_replicas == 1)
                 if isinstance(error, (GroupInterrupted, StoreError)):
                     inside = inside and self.link.monitor.newest_epoch() <= self.machine._newest()
+                late = self.gathering.is_broken  # between replicas; but the members of this one may wait for it
+                if late:
+                    inside = isinstance(action, do.Compute) and self.layout.replica_size > 1
                 reduced = self.ledger.segments_reduced if isinstance(action, do.Reduce) else -1
                 text = cut(f"{type(action).__name__}: {error}")
-                return on.Broken(inside, text, reduced)
+                return on.Broken(inside, text, reduced, late)
             finally:
                 self.link.pulse.set_waiting(False)
 
@@ -273,11 +282,13 @@ class Engine:
             self.ledger.set_begun(begun)
 
         self._pulse(Stage.COMPUTE)  # a pipeline stage may fetch no micro-batch
+        self.gathering.wait_for_first()
         mine = [number * self.layout.ep + self.layout.lane_of(self.rank) for number in action.micro_batches]
         self.computation.run(action.iteration, mine, self.forward_step, self.dataset, begin)
         self.gradients.computed()
         if self.eager is not None:
             self.eager.computed()
+        self.gathering.finish()
         if aside is not None:
             self.gradients.tie(self.model, self.computation.config)
             self.gradients.put_back(aside, reduced)
@@ -440,20 +451,12 @@ class Engine:
         self._end_step(commit)
 
     def _gather(self, action: do.Gather) -> on.AnyEvent:
-        """The parameters' shards, one of each replica, in place: who is interrupted does it again."""
-        self._pulse(Stage.GATHER, waiting=True)
+        self._pulse(Stage.GATHER, waiting=not action.late)
         self.points.maybe(FaultPoint.GATHER, 0)
-        for number, (bucket, group, shards, place) in enumerate(self._sharded_buckets()):
-            if number:
-                self.points.maybe(FaultPoint.GATHER, number)
-            then = self.points.enter(FaultPoint.GATHERING, number)
-            if group is not None:
-                assert group.size() == shards, "every shard has one holder, and all of them are here"
-                whole = bucket.param_data.view(-1)
-                own = whole.chunk(shards)[place]
-                carry_out(functools.partial(dist.all_gather_into_tensor, whole, own, group), then)
-            elif then is not None:
-                then()
+        if action.late:
+            self.gathering.begin()
+            return on.Done()
+        self.gathering.run()
         self.require_good(inside=False)  # before a copy begins to travel: nothing is to wait for that one here
         if self.buddies is not None:
             assert self.machine.plan is not None
@@ -461,18 +464,10 @@ class Engine:
             self.buddies.after_step(self.machine.plan, self.machine.record.iteration, self.stepper.extra_tensor())
         return on.Done()
 
-    def _sharded_buckets(self) -> Iterator[tuple[Any, Any, int, int]]:
-        """(bucket, group of those who hold a shard of it, None where this rank has all, number of shards, which one is
-        this rank's). What is outside of experts is sharded over all lanes of all replicas (of one instance), experts
-        over the replicas."""
-        dense, experts, layout = self.groups.shard_mates_group(), self.groups.data_group(), self.layout
-        mates = layout.shard_mates(self.rank)
-        for buffer in self.model.buffers:
-            for bucket in buffer.buckets:
-                yield bucket, dense, len(mates), mates.index(self.rank)
-        for buffer in self.model.expert_parallel_buffers if experts is not None else ():
-            for bucket in buffer.buckets:
-                yield bucket, experts, layout.num_replicas, layout.replica_of(self.rank)
+    def _finish_gather(self, action: do.FinishGather) -> on.AnyEvent:
+        self._pulse(Stage.GATHER, waiting=True)
+        self.gathering.finish()
+        return on.Done()
 
     def _settle(self, action: do.Settle) -> on.AnyEvent:
         self._pulse(Stage.GATHER, waiting=True)
@@ -494,9 +489,10 @@ class Engine:
         self.points.maybe(FaultPoint.HEAL, max(0, plan.epoch - self._epoch_before - 1))
         loop = -1 if self.machine.loop_iteration is None else self.machine.loop_iteration
         loop += self.machine.is_ending  # its script is in none any more
-        record = msgspec.structs.replace(self.machine.record, loop=loop, side_by_side=True, waits_at_end=True)
-        if self.eager is not None:
-            record = msgspec.structs.replace(record, eager=self.eager.plan.signature)
+        record = msgspec.structs.replace(
+            self.machine.record, loop=loop, side_by_side=True, waits_at_end=True, late=self.gathers_late,
+            eager="" if self.eager is None else self.eager.plan.signature,
+        )  # fmt: skip
         if (ours := self.buddies) is not None:
             ours.abandon()
             record = msgspec.structs.replace(record, copies=ours.copies(), kept=ours.kept())
@@ -543,6 +539,7 @@ class Engine:
         self._pulse(Stage.HEAL, waiting=True)
         if self.eager is not None:
             self.eager.drop()
+        self.gathering.drop()
         self.groups.at_making = lambda number: self.points.maybe(FaultPoint.REBUILD_CROSS, number)
         made = self.groups.rebuild_cross(action.plan, self.meeting.store(action.plan))
         self.account.groups_made(made)
@@ -628,16 +625,16 @@ class Engine:
     def _await_plan(self, action: do.AwaitPlan) -> on.AnyEvent:
         self._pulse(Stage.HEAL, waiting=True)
         if action.report:
-            self._report(action.report, inside=action.inside)
+            self._report(action.report, inside=action.inside, late=action.late)
         self._wait_for_epoch_after(action.after_epoch, action.report)
         return on.Done()
 
-    def _report(self, text: str, *, inside: bool) -> None:
+    def _report(self, text: str, *, inside: bool, late: bool = False) -> None:
         record = self.machine.record
         print(f"unicron: rank {self.rank}, iteration {record.iteration}: {text}", file=sys.stderr)
         self.link.send(
             CollectiveFailed(
-                self.link.worker, self.rank, self.machine._newest(), record.iteration, record.stage, inside, text
+                self.link.worker, self.rank, self.machine._newest(), record.iteration, record.stage, inside, text, late
             )
         )
 
@@ -681,6 +678,7 @@ class Engine:
             self.buddies.abandon()
         if self.eager is not None:
             self.eager.leave()
+        self.gathering.leave()
         self.groups.dissolve()
         os.close(self.memory.fd)
         self.meeting.close()

@@ -2,18 +2,19 @@
 
 A reduction that starts by itself in the middle of a backward cannot be staged, and one that is in flight when a peer
 dies leaves a buffer of which nobody knows what it holds (docs/ARCHITECTURE.md, One iteration: reduce). What takes its
-place: eager.py.
+place: eager.py, gathering.py.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from unicron.training import eager
 from unicron.training.chunks import Chunks
 from unicron.training.eager_plan import EagerPlan
+from unicron.training.gathering import why_never_late
 from unicron.training.optimizer_state import optimizer_parts
 from unicron.types import Layout
 
@@ -38,20 +39,31 @@ def take_over(model: Chunks, optimizer: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(was_on))
 
 
-def plan_own(model: Chunks, optimizer: Any, layout: Layout) -> EagerPlan | None:
-    """What unicron does in the place of what the script asked for: what is reduced under the backward, None for
-    nothing. Said on stderr. ValueError: see eager.plan_of."""
+class Overlap(NamedTuple):
+    """What unicron does in the place of what the script asked for."""
+
+    eager: EagerPlan | None = None  # what is reduced under the backward; None: nothing
+    gathers_late: bool = False  # parameters come under the next forward
+
+
+def plan_own(model: Chunks, optimizer: Any, layout: Layout) -> Overlap:
+    """Said on stderr. ValueError: see eager.plan_of."""
     was_on = take_over(model, optimizer)
-    plan = eager.plan_of(model, layout) if REDUCE in was_on else None
-    for line in says(model, layout, was_on, plan):
+    gathers_late = GATHER in was_on and layout.sharded and not why_never_late(model, layout)
+    overlap = Overlap(eager.plan_of(model, layout) if REDUCE in was_on else None, gathers_late)
+    for line in says(model, layout, was_on, overlap):
         print(f"unicron: {line}", file=sys.stderr)
-    return plan
+    return overlap
 
 
-def says(model: Chunks, layout: Layout, was_on: Sequence[str], plan: EagerPlan | None) -> list[str]:
+def says(model: Chunks, layout: Layout, was_on: Sequence[str], overlap: Overlap) -> list[str]:
     lines = []
-    if GATHER in was_on:
-        lines.append(f"{GATHER} off: unicron gathers the parameters after the step")
+    if overlap.gathers_late:
+        lines.append(f"{GATHER}: unicron gathers the parameters under the next forward")
+    elif GATHER in was_on:
+        why = why_never_late(model, layout)
+        lines.append(f"{GATHER} off: unicron gathers the parameters behind the step, because {why}")
+    plan = overlap.eager
     if REDUCE in was_on and plan is None:
         why = "there is one replica" if layout.dp == 1 else eager.why_never(model, layout)
         lines.append(f"{REDUCE} off: unicron reduces after the backward, because {why}")

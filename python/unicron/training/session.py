@@ -214,7 +214,8 @@ class Session:
         if self._engine is not None:
             raise NotManaged("manage() was called twice")
         model = Chunks(model)
-        eager = plan_own(model, optimizer, self.layout)
+        overlap = plan_own(model, optimizer, self.layout)
+        eager = overlap.eager
         exact = exact_counts(model, self.layout)
         staging = gradients.staging_bytes(
             model, gradients.CHUNK_BYTES if eager is None else eager.segment_bytes, 8 if exact else 0,
@@ -243,7 +244,10 @@ class Session:
             describe = functools.partial(atlas_of, model, optimizer, memory.place_of)
             plan = self._take_over(order, former, NewHome(self.rank, memory, describe))
         groups.open()
-        engine = Engine(self._link, self.rank, self.layout, model, optimizer, scheduler, memory, groups, eager)
+        engine = Engine(
+            self._link, self.rank, self.layout, model, optimizer, scheduler, memory, groups, eager,
+            gathers_late=overlap.gathers_late,
+        )  # fmt: skip
         engine.on_reduced = self._callbacks
         self._engine, self._model = engine, model
         move = self._link.move
@@ -482,6 +486,11 @@ class Session:
         """callback(iteration, flat gradient buffers), after the reduction and before scaling."""
         self._callbacks.append(callback)
 
+    def wait_for_parameters(self) -> bool:
+        """For a script that reads parameters between iterations: with overlap_param_gather they come under the next
+        forward. False: they do not, because another rank failed; the next train_step heals."""
+        return not self._require_engine().gathering.why_not_whole()
+
     @contextlib.contextmanager
     def expect(self, what: str, seconds: float) -> Iterator[Expected]:
         """The script is about to do something long: evaluation, export. Progress is judged by this bound meanwhile.
@@ -499,7 +508,8 @@ class Session:
         try:
             if engine is not None:
                 engine.points.maybe(FaultPoint.EVALUATE)
-                why = engine.why_alone((self._next or 0) - 1)  # nobody would answer, or training would
+                # Nobody would answer, or training would.
+                why = engine.why_alone((self._next or 0) - 1) or engine.gathering.why_not_whole()
                 expected.left_out = engine.refusal = f"{what} is left out: {why}" if why else ""
             yield expected
             if engine is not None:
@@ -526,6 +536,7 @@ class Session:
             welcome.checkpoint_dir, welcome.checkpoint_every, state, engine.stepper.own_state
         )  # fmt: skip
         engine.load_checkpoint = self._checkpoints.load
+        engine.machine.whole_after = self._checkpoints.is_due
 
     def _epoch(self) -> int:
         """Of the plan that this iteration runs under."""
@@ -538,7 +549,7 @@ class Session:
         finished = self._checkpoints.poll()
         if finished is not None and self.speaks:
             self._link.send(Saved(self._link.worker, self.rank, finished[0], finished[1]))
-        if not self._checkpoints.is_due(iteration):
+        if not self._checkpoints.is_due(iteration) or engine.gathering.why_not_whole():
             return False
         epoch = self._epoch()
         self._link.pulse.advance(int(Stage.SAVE), iteration, -1)

@@ -116,6 +116,13 @@ class UnmanagedSession:
         """Not called: Megatron scales inside its own reduction."""
         self._callbacks.append(callback)
 
+    def wait_for_parameters(self) -> bool:
+        """See Session. Nothing heals: what breaks there is raised."""
+        for chunk in self._model.chunks:
+            if chunk.ddp_config.overlap_param_gather:
+                chunk.start_param_sync(force_sync=True)
+        return True
+
     @contextlib.contextmanager
     def expect(self, what: str, seconds: float) -> Iterator[Expected]:
         """Nobody judges, and nothing heals: what breaks there is raised."""

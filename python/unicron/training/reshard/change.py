@@ -210,7 +210,10 @@ class Change:
         return self._client
 
     def _prefix(self, what: str) -> str:
-        return f"{self.order.plan.task}/{self.order.plan.epoch}/layout/{what}/"
+        """A coordinator that comes back may announce under the same number again, from another epoch: what was said in
+        the store for the first time is not for the second."""
+        order = self.order
+        return f"{order.plan.task}/{order.former.epoch}-{order.plan.epoch}/layout/{what}/"
 
     def _move(self, memories: Memories, moves: Any, num_places: int) -> None:
         if num_places == 1:
