@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 from unicron.coordinator.journal import Entry, EpochDecided, NodeDeclaredLost, TaskSuspended, TermBegan
+from unicron.coordinator.transitions import WorkerPhase
 from unicron.healing.record import CommitResult
 from unicron.messages import ArenaRequest, EndWorker
 from unicron.sim.checkers import Checkers
@@ -56,3 +58,17 @@ def test_where_a_node_was_given_up_for_its_silence_its_processes_may_train_on_un
     assert step("n1.w0", 5), "its node hears"
     checkers.obeyed(home, 1, life, EndWorker("t", "n0.w0", "no live worker of a known task"))  # type: ignore[arg-type]
     assert step("n0.w0", 11), "now it knows"
+
+
+def test_a_guest_that_a_narrower_layout_left_without_a_role_is_on_no_slot_though_nobody_told_it_yet() -> None:
+    """Seed 23154: a coordinator journaled the layout and ended, a member died, and the next coordinator started its
+    heir while the guest did not know yet that it was to leave."""
+    checkers = object.__new__(Checkers)
+    checkers.guests = {"n1.w2"}
+
+    def is_guest(role: int | None, phase: WorkerPhase = WorkerPhase.READY, name: str = "n1.w2") -> bool:
+        task: Any = SimpleNamespace(role_of=lambda worker: role, guests={})
+        return checkers._is_guest(task, SimpleNamespace(name=name, rank=0, node="n1", phase=phase))  # type: ignore[arg-type]
+
+    assert is_guest(None) and is_guest(0, WorkerPhase.ENDING)
+    assert not is_guest(0) and not is_guest(None, name="n1.w0")

@@ -301,10 +301,12 @@ class Checkers:
             self.world.count("guests")
 
     def _is_guest(self, task: TaskState, worker: WorkerState) -> bool:
-        """Beside the slots for the moment, or on its way out."""
-        if task.role_of(worker.name) is not None and task.guests.get(worker.rank) == worker.node:
+        """Beside the slots for the moment, or on its way out: told to, or left without a role by a plan that may not
+        have reached it (its coordinator ended)."""
+        has_role = task.role_of(worker.name) is not None
+        if has_role and task.guests.get(worker.rank) == worker.node:
             return True
-        return worker.name in self.guests and worker.phase is WorkerPhase.ENDING
+        return worker.name in self.guests and (worker.phase is WorkerPhase.ENDING or not has_role)
 
     def _decided(self, allocation: Allocation, state: State) -> None:
         if allocation.number == self._number:  # the same, with the homes that standbys gave to lost roles
