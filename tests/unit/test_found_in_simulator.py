@@ -68,7 +68,8 @@ def test_a_guest_that_a_narrower_layout_left_without_a_role_is_on_no_slot_though
 
     def is_guest(role: int | None, phase: WorkerPhase = WorkerPhase.READY, name: str = "n1.w2") -> bool:
         task: Any = SimpleNamespace(role_of=lambda worker: role, guests={})
-        return checkers._is_guest(task, SimpleNamespace(name=name, rank=0, node="n1", phase=phase))  # type: ignore[arg-type]
+        worker: Any = SimpleNamespace(name=name, rank=0, node="n1", phase=phase)
+        return checkers._is_guest(task, worker)
 
     assert is_guest(None) and is_guest(0, WorkerPhase.ENDING)
     assert not is_guest(0) and not is_guest(None, name="n1.w0")
