@@ -215,3 +215,16 @@ def test_nobody_votes_to_hold_where_control_does_not_return_everywhere() -> None
     machine.healing = True
     assert not machine.may_hold
     assert 4 * hold_vote(told=True, may_hold=True) + hold_vote(told=True, may_hold=False) < 0
+
+
+def test_what_stages_share_is_given_to_them_with_any_plan_before_the_first_step() -> None:
+    """Who dies in the first meeting has an heir by another plan than the first."""
+    machine = HealingMachine(0, LAYOUT, 2)
+    machine.step(on.Joined(plan(1, PlanKind.START), Record(0, 0, Stage.STARTING, num_segments=2)))
+    machine.step(on.PlanArrived(plan(2, PlanKind.REPLACE, touched=(2,), heirs=(2,))))
+    machine.step(on.Broken(inside=True, text="a newer plan"))
+    mates = [Record(rank, 0, Stage.STARTING, num_segments=2) for rank in LAYOUT.replica_ranks(0)]
+    (rebuild,) = machine.step(on.RecordsGathered(mates))
+    assert isinstance(rebuild, do.RebuildInside) and rebuild.is_first
+    later = [msgspec.structs.replace(record, iteration=3, begun=True, dealt=(0, 1)) for record in mates]
+    assert not resolve_replica(later).is_first

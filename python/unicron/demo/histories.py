@@ -119,7 +119,7 @@ def _lose_nodes(
 
 def _overlapped_history(layout: Layout, seed: int, stream: random.Random) -> Scenario:
     """Workers fail, before, inside and after a segment that is reduced under the backward among other places."""
-    points = EAGER_POINTS + ("gather",) * layout.sharded
+    points = EAGER_POINTS + ("gather", "late", "late") * layout.sharded
     faults = []
     for rank in stream.sample(range(layout.world_size), stream.randrange(1, min(4, layout.world_size))):
         fault = _fault(stream, rank, points, FIRST, LAST)

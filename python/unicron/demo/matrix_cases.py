@@ -241,6 +241,7 @@ REPLACE = (
     Case("exception-step", "exception", "step"),
     Case("exception-log", "exception", "log"),
     Case("stop-commit", "stop", "commit", shares=0),
+    Case("stop-gather", "stop", "gather", sharded_only=True),
     Case("reset-compute", "reset", "compute", "middle", inside_only=True),
     Case("reset-tie", "reset", "tie", inside_only=True),
     Case("reset-reduce", "reset", "reduce", 1),

@@ -91,10 +91,12 @@ class ExchangeInside(Action, frozen=True):
 
 
 class RebuildInside(Action, frozen=True):
-    """Groups inside my replica that hold a touched rank (None: all of them)."""
+    """Groups inside my replica that hold a touched rank (None: all of them). is_first: no member has stepped yet, so
+    parameters that stages share are given by the first one to the others; harmless when that was done."""
 
     plan: EpochPlan
     touched: tuple[Rank, ...] | None
+    is_first: bool = False
 
 
 class ExchangeWorld(Action, frozen=True):

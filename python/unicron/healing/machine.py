@@ -454,8 +454,11 @@ class HealingMachine:
             return self._inside_rebuilt()
         plan = self._acting_plan()
         return self._to(
-            Phase.REBUILD_INSIDE, do.RebuildInside(plan=plan, touched=verdict.touched, reason=verdict.reason)
-        )
+            Phase.REBUILD_INSIDE,
+            do.RebuildInside(
+                plan=plan, touched=verdict.touched, is_first=verdict.is_first, reason=verdict.reason
+            ),
+        )  # fmt: skip
 
     def _inside_rebuilt(self) -> do.AnyAction:
         verdict = self._inside

@@ -28,6 +28,7 @@ class ReplicaVerdict(msgspec.Struct, frozen=True):
     touched: tuple[Rank, ...] | None  # groups holding one of these are rebuilt; None: all inside groups
     reason: str
     dealt: tuple[int, ...] = ()  # replicas over which the iteration to compute is dealt
+    is_first: bool = False  # nobody has stepped yet
 
 
 class Fetch(msgspec.Struct, frozen=True):
@@ -96,6 +97,11 @@ def is_gathered(record: Record, commit: CommitResult | None, *, sharded: bool) -
 
 def resolve_replica(records: Sequence[Record], *, sharded: bool = False) -> ReplicaVerdict:
     """What the members of a wounded replica do before the meeting."""
+    verdict = _resolve_replica(records, sharded=sharded)
+    return msgspec.structs.replace(verdict, is_first=all(record.iteration == 0 for record in records))
+
+
+def _resolve_replica(records: Sequence[Record], *, sharded: bool) -> ReplicaVerdict:
     commit = newest_commit(records)
     survivors = [r for r in records if r.inside_epoch > 0]
     same = {(r.inside_epoch, r.inside_touched) for r in survivors}

@@ -34,6 +34,7 @@ class Memory:
     commit: CommitResult | None = None
     stage: Stage = Stage.IDLE
     gathered: bool = True
+    is_tied: bool = False  # what stages share has the first stage's values (no record says so: for the checkers)
     branch: int = 0
     repeat: int = 0
     copies: list[Copy] = field(default_factory=list)  # of its ward's shard, two at most
@@ -56,7 +57,7 @@ class Memory:
 
     def end_step(self, iteration: int, *, gathered: bool = True) -> None:
         self.iteration = iteration
-        self.gathered = gathered
+        self.gathered, self.is_tied = gathered, True
         self.is_summed, self.is_torn, self.is_wreck = False, False, False
         self.reduced, self.dealt, self.repeat = 0, (), 0
         self.begun = set()

@@ -107,6 +107,7 @@ class WorkerHealing(WorkerTraining):
     def _build(self, action: do.RebuildInside | do.RebuildCross, members: dict[Rank, Any]) -> None:
         epoch = action.plan.epoch
         if isinstance(action, do.RebuildInside):
+            self.memory.is_tied = self.memory.is_tied or action.is_first
             if self.inside is None or action.touched is None or action.touched:
                 self._forget(self.inside)
                 self.inside = self.world.group(f"{self.task}/inside/{epoch}", members)

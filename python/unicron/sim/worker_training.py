@@ -61,6 +61,8 @@ class WorkerTraining(WorkerCopies):
     def _compute(self, action: do.Compute) -> None:
         if not self.memory.gathered and self.late is None:
             self.world.violate(f"{self.name} computes iteration {action.iteration} without the others' shards")
+        if self.layout.pp > 1 and not self.memory.is_tied:
+            self.world.violate(f"{self.name} computes with weights that the first stage did not give to the last")
         self.world.checkers.of(self.task).computes(self)
         self.world.checkers.of(self.task).reduces_eagerly(self, action)
         self._reduced_before = self.memory.reduced

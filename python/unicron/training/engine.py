@@ -47,7 +47,7 @@ from unicron.training.randomness import Randomness
 from unicron.training.transfer import StateTransfer
 from unicron.training.undoable_step import params_of
 from unicron.training.watched_group import LostOperation
-from unicron.types import EpochPlan, Layout, PlanKind, Rank, Stage, WaitKind
+from unicron.types import EpochPlan, Layout, Rank, Stage, WaitKind
 
 AWAIT_PLAN_MS_MAX = 120_000
 OVER_MS_MAX = 120_000  # who is through with the last iteration waits for the others, and for an heir to get ready
@@ -528,7 +528,7 @@ class Engine:
         self._pulse(Stage.HEAL, waiting=True)
         self.groups.at_making = lambda number: self.points.maybe(FaultPoint.REBUILD_INSIDE, number)
         made = self.groups.rebuild_inside(action.plan, action.touched, self.meeting.store(action.plan))
-        if action.plan.kind is PlanKind.START:
+        if action.is_first:  # also with the plan for a death in the first meeting
             compute.share_tied_weight(self.model)
             self.stepper.optimizer.reload_model_params()  # main parameters were cloned before the copy had its values
             self.require_good(inside=True)
