@@ -44,6 +44,7 @@ from unicron.messages import (
 )
 from unicron.planner.cluster import Cluster, Node, Task, Workers
 from unicron.planner.planner import Planner
+from unicron.runtime.store_wire import split_key
 from unicron.sim.checkers import Checkers, TaskChecks
 from unicron.sim.worker import SimWorker
 from unicron.training import ledger
@@ -683,4 +684,4 @@ def test_what_was_said_of_a_layout_that_was_announced_before_is_not_read_for_the
         change = object.__new__(Change)
         change.order = ChangeLayout("t", former, epochs[2], "wider")
         prefixes.add(change._prefix("places"))
-    assert len(prefixes) == 2
+    assert len(prefixes) == 2 and {split_key(f"{prefix}0") for prefix in prefixes} == {("t", 3)}

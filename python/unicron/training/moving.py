@@ -104,8 +104,8 @@ class Preparation:
         plan, welcome = self.order.plan, self._link.welcome
         client = self._client = StoreClient(plan.store, plan.store_key, welcome.store_public, welcome.store_secret)
         joiners = "-".join(m.worker for m in plan.members if m.rank in plan.heirs)
-        epochs = f"{self.order.former.epoch}-{plan.epoch}"  # as in reshard/change.py: a number may be announced again
-        store = RendezvousStore(client, f"{plan.task}/{epochs}/move/{joiners}/", self.is_over)
+        former = self.order.former.epoch  # as in reshard/change.py: a number may be announced again
+        store = RendezvousStore(client, f"{plan.task}/{plan.epoch}/move/{former}/{joiners}/", self.is_over)
         store.check(["connected"])  # its own socket stands before those of groups are counted
         count = 0
         if self.is_leaver or self.is_joiner:

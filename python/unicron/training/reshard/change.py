@@ -213,7 +213,7 @@ class Change:
         """A coordinator that comes back may announce under the same number again, from another epoch: what was said in
         the store for the first time is not for the second."""
         order = self.order
-        return f"{order.plan.task}/{order.former.epoch}-{order.plan.epoch}/layout/{what}/"
+        return f"{order.plan.task}/{order.plan.epoch}/layout/{order.former.epoch}/{what}/"
 
     def _move(self, memories: Memories, moves: Any, num_places: int) -> None:
         if num_places == 1:
