@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from unicron.faults.kinds import FaultPoint
+from unicron.healing import actions as do
 from unicron.training import gathering as module
+from unicron.training.engine import Engine
 from unicron.training.gathering import Gathering
 from unicron.training.watched_group import LostOperation
 from unicron.types import Layout
@@ -139,3 +142,32 @@ def test_a_model_that_is_left_has_no_hooks(monkeypatch: pytest.MonkeyPatch) -> N
     setting.gathering.leave()
     setting.forward()
     assert setting.said == ["begin 1", "begin 0"]
+
+
+@pytest.mark.parametrize(
+    ("action", "replica_size", "inside", "late"),
+    [
+        (do.Compute(iteration=3, micro_batches=(0,), dealt=(0,)), 1, False, True),
+        (do.Compute(iteration=3, micro_batches=(0,), dealt=(0,)), 2, True, True),
+        (do.FinishGather(), 2, False, True),
+        # An evaluation found out, and a plan came: what breaks in the recovery is what it always was.
+        (do.RebuildInside(plan=None, touched=None), 2, True, False),  # type: ignore[arg-type]
+        (do.Reduce(), 2, False, False),
+    ],
+)
+def test_only_who_needs_the_parameters_breaks_for_want_of_them(
+    action: Any, replica_size: int, inside: bool, late: bool
+) -> None:
+    def raises(_: Any) -> None:
+        raise LostOperation("a peer died")
+
+    engine: Any = object.__new__(Engine)
+    engine.account = SimpleNamespace(measure=lambda _: contextlib.nullcontext())
+    engine.groups = SimpleNamespace(settle_broken=lambda: None)
+    engine.link = SimpleNamespace(pulse=SimpleNamespace(set_waiting=lambda _: None))
+    engine.layout = Layout(pp=replica_size, dp=2)
+    engine.ledger = SimpleNamespace(segments_reduced=0)
+    engine.gathering = SimpleNamespace(is_broken=True)
+    engine._handlers = {type(action): raises}
+    broken = engine._act(action)
+    assert (broken.inside, broken.late) == (inside, late)

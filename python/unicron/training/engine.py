@@ -182,8 +182,8 @@ class Engine:
                 inside = inside or (isinstance(action, do.Gather) and self.layout.num_replicas == 1)
                 if isinstance(error, (GroupInterrupted, StoreError)):
                     inside = inside and self.link.monitor.newest_epoch() <= self.machine._newest()
-                late = self.gathering.is_broken  # between replicas; but the members of this one may wait for it
-                if late:
+                late = self.gathering.is_broken and isinstance(action, (do.Compute, do.FinishGather))
+                if late:  # it broke between replicas; but the members of this one may wait for it
                     inside = isinstance(action, do.Compute) and self.layout.replica_size > 1
                 reduced = self.ledger.segments_reduced if isinstance(action, do.Reduce) else -1
                 text = cut(f"{type(action).__name__}: {error}")

@@ -63,7 +63,7 @@ class Gathering:
         self._works: dict[int, Any] = {}  # number of a bucket -> what was begun and not waited for
         self._failure: BaseException | None = None  # of what should have begun
         self._hooks: list[Any] = []
-        self.is_broken = False  # a wait for what is late was, since the last drop()
+        self.is_broken = False  # a wait for what is late was, and it is still not here
 
     def shards(self) -> Iterator[Shards]:
         """What is outside of experts is sharded over all lanes of all replicas (of one instance), experts over the
