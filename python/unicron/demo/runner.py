@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,10 @@ class Options:
     variant: Variant = PLAIN
     timeout_s: float | None = None  # of a run, beside its iterations; None: the watch's own
 
+    @property
+    def gathers_late(self) -> bool:
+        return self.variant.overlap and self.layout.sharded and not self.layout.buddy
+
 
 @dataclass
 class Outcome:
@@ -107,6 +111,9 @@ class Suite:
     def one(self, scenario: Scenario) -> Outcome:
         if scenario.iterations == scenarios.ITERATIONS:
             scenario = _with_iterations(scenario, self._options.iterations)
+        if self._options.gathers_late and self._options.layout.replica_size > 1:
+            # Who is lost while parameters are under way leaves whole replicas waiting inside, too: all groups go.
+            scenario = replace(scenario, expect=replace(scenario.expect, groups_kept=False))
         reference = self.reference(scenario)
         if self._measure_unmanaged:
             self._measure_unmanaged = False
@@ -322,8 +329,6 @@ class Suite:
 
 
 def _with_iterations(scenario: Scenario, iterations: int) -> Scenario:
-    from dataclasses import replace
-
     return replace(scenario, iterations=iterations)
 
 
