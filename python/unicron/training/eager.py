@@ -24,6 +24,7 @@ import torch.distributed as dist
 from unicron.training.chunks import Chunks
 from unicron.training.eager_plan import EagerPlan, Readiness, plan_eager
 from unicron.training.gradients import CHUNK_BYTES, Gradients
+from unicron.training.groups import wait_out
 from unicron.types import Layout
 
 MIB_SETTING = "UNICRON_EAGER_MIB"
@@ -220,13 +221,4 @@ class EagerReduction:
         if not works:
             return
         self._gradients.memory.synchronize()
-        gave_up = False
-        for work in works:
-            if gave_up and not work.is_completed():
-                continue  # as long ago as this one was given up, its connections were shut, too
-            try:
-                work.wait()
-            except Exception as error:
-                if not self._is_broken(error):
-                    raise
-                gave_up = gave_up or not work.is_completed()
+        wait_out(works, self._is_broken)

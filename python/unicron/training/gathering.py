@@ -21,7 +21,7 @@ import torch.distributed as dist
 from unicron.faults.kinds import FaultPoint
 from unicron.training.chunks import Chunks
 from unicron.training.fault_points import FaultPoints, carry_out
-from unicron.training.groups import Groups
+from unicron.training.groups import Groups, wait_out
 from unicron.types import Layout, Rank
 
 
@@ -168,16 +168,7 @@ class Gathering:
     def drop(self) -> None:
         """What is under way is of no use any more: its group was ended. Nothing writes to the parameters afterwards."""
         works, self._works, self._failure, self.is_broken = list(self._works.values()), {}, None, False
-        gave_up = False
-        for work in works:
-            if gave_up and not work.is_completed():
-                continue  # as long ago as this one was given up, its connections were shut, too
-            try:
-                work.wait()
-            except Exception as error:
-                if not self._is_broken_by(error):
-                    raise
-                gave_up = gave_up or not work.is_completed()
+        wait_out(works, self._is_broken_by)
 
     def leave(self) -> None:
         """The model goes, and nothing here is to hold it."""

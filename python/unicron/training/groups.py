@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -49,6 +49,21 @@ CLOSE_S_MAX = 5.0
 
 class GroupInterrupted(RuntimeError):
     """A newer epoch was announced, or a member died, while groups were being made."""
+
+
+def wait_out(works: Iterable[Any], is_broken: Callable[[BaseException], bool]) -> None:
+    """Operations of a group that was ended: each ends, or is given up, and nothing writes to its memory afterwards.
+    is_broken: of an error: that of an operation with others; any other is raised."""
+    gave_up = False
+    for work in works:
+        if gave_up and not work.is_completed():
+            continue  # as long ago as this one was given up, its connections were shut, too
+        try:
+            work.wait()
+        except Exception as error:
+            if not is_broken(error):
+                raise
+            gave_up = gave_up or not work.is_completed()
 
 
 class Groups:
