@@ -282,6 +282,7 @@ class WorkerStatus(_Message, frozen=True):
     progress: int = 0  # of the pulse page: grows with every step of the worker's loop
     loss: float | None = None  # of the last committed iteration
     gpu: bool = False  # it was given one of the node's
+    progress_planned: int | None = None  # its progress when it was given the plan of `epoch`; None: an agent of 0.5
 
 
 class AgentHello(_Message, frozen=True):

@@ -4,10 +4,10 @@
 
 A cluster of dp + 1 nodes, each with the GPUs of one replica, one node free. Of a case's task one node after the other
 is drained (--moves times, to and fro), and its roles move to the free one; `node-lost` kills an agent with its workers
-beside a node that stands by. One row a case: did it end as it must, are parameters, optimizer state and all losses the
-same bits, the longest iteration of each move less the median one (pause), the iteration after it as a multiple of the
-median (first), and how fast the state went. Exit code 1 when a case did not end as it must; then the ends of its logs
-are printed.
+beside a node that stands by; `restart` goes through a checkpoint. One row a case: did it end as it must, are
+parameters, optimizer state and all losses the same bits, the longest iteration of each move less the median one
+(pause), the iteration after it as a multiple of the median (first), how fast the state went, and the most memory used
+of each GPU. Exit code 1 when a case did not end as it must; then the ends of its logs are printed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import os
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +36,14 @@ from unicron.runtime.local_cluster import ClusterProblem, LocalCluster
 from unicron.types import Layout
 
 WITHOUT = {"all": "none", "no-groups": "groups", "no-warm-up": "warm-up", "bare": "groups,warm-up"}
+RESTART = "restart"  # saves, leaves, and begins elsewhere from its checkpoint
 NODE_LOST = "node-lost"
 SIZES = ("small", "350m")
 PROBED = 60  # iterations that say how long one takes
 MOVE_S = 10.0  # a new process on a GPU, mostly
 FIRST_COUNTED = 4  # kernels are loaded in those before
 LOG_LINES = 40
+MEMORY_MS = 20
 
 
 class Failed(Exception):
@@ -62,15 +66,17 @@ class Case:
         self.drained_after: list[int] = []  # iterations
         self.moved_s: list[float] = []  # from a drain until the node is left
         self.task = ""
+        self.peaks_mib: list[int] = []  # of each GPU's used memory
 
     def carry_out(self, disturb: Callable[[Case], None] | None = None) -> dict[str, Any]:
         begun = time.monotonic()
         result: dict[str, Any] = {"case": self.name, "error": ""}
         try:
-            self.task = self._cluster.submit(self._job())
-            if disturb is not None:
-                disturb(self)
-            self._cluster.wait(self.task, max(1.0, self._deadline - time.monotonic()))
+            with memory_peaks(self.peaks_mib):
+                self.task = self._cluster.submit(self._job())
+                if disturb is not None:
+                    disturb(self)
+                self._cluster.wait(self.task, max(1.0, self._deadline - time.monotonic()))
         except Exception as error:
             result["error"] = f"{type(error).__name__}: {error}"
             if not isinstance(error, (Failed, ClusterProblem)):
@@ -156,6 +162,52 @@ class Case:
         return {i: self.commits[i] - self.commits[i - 1] for i in known}
 
 
+@contextlib.contextmanager
+def memory_peaks(peaks: list[int]) -> Iterator[None]:
+    """The most that is used of each GPU's memory meanwhile (MiB, looked at every MEMORY_MS)."""
+    if shutil.which("nvidia-smi") is None:
+        yield
+        return
+    told = subprocess.Popen(
+        ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits", f"-lms={MEMORY_MS}"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+    def read() -> None:
+        for line in told.stdout or ():
+            index, used = map(int, line.split(","))
+            peaks.extend([0] * (index + 1 - len(peaks)))
+            peaks[index] = max(peaks[index], used)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        told.terminate()
+        told.wait()
+        reader.join(5)
+
+
+def restart_about(case: Case) -> None:
+    """As move_about, through a checkpoint: what is done where nothing moves."""
+    options, cluster = case._options, case._cluster
+    for _ in range(options.moves):
+        at = case.read() + 10
+        case.wait(lambda at=at: case.read() >= at, f"iteration {at}")  # type: ignore[misc]
+        node = case.homes()[-1]
+        begun = time.monotonic()
+        case.drained_after.append(case.read())
+        cluster.ask("suspend", task=case.task)
+        case.wait(lambda: cluster.task_row(case.task)["phase"] == "suspended", "its suspension")
+        cluster.drain(node)
+        cluster.ask("resume", task=case.task)
+        at = case.read() + 1
+        case.wait(lambda at=at: case.read() >= at, f"iteration {at}, elsewhere")  # type: ignore[misc]
+        case.moved_s.append(round(time.monotonic() - begun, 1))
+        cluster.undrain(node)
+
+
 def move_about(case: Case) -> None:
     """Drain the node of the last rank, wait until it is left, and so on from wherever the roles are then."""
     options, cluster = case._options, case._cluster
@@ -191,6 +243,9 @@ def lose_a_node(case: Case) -> None:
     cluster.wait_for_nodes(60)
 
 
+DISTURBANCES = {NODE_LOST: lose_a_node, RESTART: restart_about}
+
+
 def measured(case: Case, result: dict[str, Any]) -> None:
     """Into the result: pauses, first iterations and bandwidths, one per move."""
     times = case.times_ms()
@@ -206,7 +261,8 @@ def measured(case: Case, result: dict[str, Any]) -> None:
     moves = [i for i in result["incidents"] if i["fault"] == "move"]
     rates = [round(t["nbytes"] / max(t["ms"], 1e-3) / 1e6, 1) for i in moves for t in i["transfers"]]
     result |= {"median_ms": round(median, 2), "pauses_ms": pauses, "first": firsts, "gb_per_s": rates,
-               "moved_s": case.moved_s, "num_moves": len(moves), "iterations": len(case.losses)}  # fmt: skip
+               "moved_s": case.moved_s, "num_moves": len(moves), "iterations": len(case.losses),
+               "peaks_mib": case.peaks_mib}  # fmt: skip
 
 
 def wrongs(result: dict[str, Any], case: Case, reference: Case, wanted: list[str], layout: Layout) -> list[str]:
@@ -235,7 +291,7 @@ def row(case: Case, result: dict[str, Any], wrong: list[str]) -> str:
     words = [
         case.name, result["phase"], "same" if is_same else "DIFFERENT", result["num_moves"], result["median_ms"],
         _list(result["pauses_ms"]), _list(result["first"]), _list(result["gb_per_s"]), _list(result["moved_s"]),
-        resumed, "off" if "warm-up" in without else "on", result["seconds"],
+        resumed, "off" if "warm-up" in without else "on", _list(result["peaks_mib"]), result["seconds"],
     ]  # fmt: skip
     return f"| {' | '.join(map(str, words))} |"
 
@@ -259,7 +315,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--layout", default="1,1,1", help="tp,pp,dp; (dp + 1) x tp x pp GPUs are needed")
     parser.add_argument("--size", default="small", choices=SIZES)
     parser.add_argument("--sharded", action="store_true", help="the distributed optimizer")
-    parser.add_argument("--cases", default="all,no-warm-up,no-groups", help=f"of {', '.join(WITHOUT)}, {NODE_LOST}")
+    parser.add_argument(
+        "--cases", default="all,no-warm-up,no-groups", help=f"of {', '.join(WITHOUT)}, {RESTART}, {NODE_LOST}"
+    )
     parser.add_argument("--iterations", type=int, default=0, help="of a run; 0: enough for its moves")
     parser.add_argument("--moves", type=int, default=2, help="of a run")
     parser.add_argument("--timeout", type=float, default=150, help="of a run, in seconds")
@@ -296,7 +354,7 @@ def run_cases(cluster: LocalCluster, options: argparse.Namespace, layout: Layout
             continue
         if name != "reference":
             case = Case(name, cluster, options, layout)
-            cases.append((case, case.carry_out(lose_a_node if name == NODE_LOST else move_about)))
+            cases.append((case, case.carry_out(DISTURBANCES.get(name, move_about))))
             measured(*cases[-1])
         case, result = cases[-1]
         wrong = wrongs(result, case, reference, undisturbed["digests"], layout)
@@ -336,8 +394,8 @@ def main() -> int:
         return 2
     print(f"\nmoves, {options.size}, tp {tp} pp {pp} dp {dp}; times in ms\n")
     print("| case | end | bits | moves | iteration | pause | first | state GB/s | left after s | lost node: committed "
-          "| warm-up | run s |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+          "| warm-up | peak MiB of each GPU | run s |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     with LocalCluster(
         num_agents=dp + 1, slots=layout.replica_size, understudies=0, imports=imports, environment=environment,
         log_dir=options.folder / "logs" / "cluster",

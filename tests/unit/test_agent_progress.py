@@ -238,6 +238,17 @@ def test_what_a_new_epoch_ended_is_not_told_again() -> None:
     assert not agent.said(WorkerStalled)
 
 
+def test_where_a_worker_stood_when_a_plan_came_is_told_with_it() -> None:
+    agent = learned()
+    sampled(agent, 10_100.0, iteration=1, progress=11)
+    order = PublishEpoch(EpochPlan("t", 2, PlanKind.SHRINK, Layout(), (0,), (Member(0, "n0", W, 1),)))
+    agent.order(order)
+    sampled(agent, 10_200.0, iteration=1, progress=14)
+    agent.order(order)  # a coordinator that came back tells the same plan again
+    (status,) = agent.beat().workers
+    assert (status.epoch, status.progress_planned, status.progress) == (2, 11, 14)
+
+
 def test_what_was_taken_back_is_not_told_again() -> None:
     """A coordinator that comes back must not end a worker for a standstill that is over."""
     agent = learned()

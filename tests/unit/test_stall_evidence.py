@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from machines import Coordinator, running
+from unicron.coordinator import events as on
 from unicron.coordinator.incident import Incident
 from unicron.coordinator.job import Job, refusal_of
-from unicron.messages import EndWorker
+from unicron.messages import AgentHeartbeat, EndWorker
 from unicron.types import Cpu, Layout, Outcome, Severity, Stage
 
 LAYOUT = Layout(dp=3, num_micro_batches=6)
@@ -148,6 +150,26 @@ def test_observe_only_tells_what_it_would_have_ended() -> None:
     driver.continued(workers[1])
     (incident,) = told(driver)
     assert incident.timeline[-1][1] == f"{workers[1]} went on by itself"
+
+
+@pytest.mark.parametrize("knows_planned", [True, False])
+def test_who_moved_before_the_plan_only_did_not_move_for_it(knows_planned: bool) -> None:
+    """A GPU's worker stood before a collective that the others were in. The plan that freed them went out between two
+    heartbeats, and the next one told how far that worker had come before: it was taken for an answer to the plan."""
+    driver, workers = cluster()
+    for name in workers:
+        driver.stalled(name, waiting=True, stage=Stage.REDUCE)
+    assert driver.task.epoch == 2, "all are freed"
+    for name in workers:
+        status = msgspec.structs.replace(
+            driver.status(driver.worker(name), stage=Stage.REDUCE if name == workers[1] else Stage.HEAL),
+            progress=70 if name == workers[1] else 90,
+            progress_planned=70 if knows_planned else None,
+        )
+        node = driver.worker(name).node
+        driver.feed(on.AgentMessage(node, AgentHeartbeat(node, driver.incarnations[node], 1, (status,))))
+    driver.stalled(workers[1], waiting=True, stage=Stage.REDUCE, cpu=Cpu.IDLE)
+    assert ended(driver) == ([workers[1]] if knows_planned else []), "an agent of 0.5 does not say: the longer bound"
 
 
 def test_observe_only_frees_nobody_either() -> None:

@@ -156,6 +156,8 @@ def forward_plan(step: Step, worker: Worker, message: PublishEpoch) -> None:
     plan = message.plan
     member = next((m for m in plan.members if m.worker == worker.name), None)
     if member is not None:
+        if plan.epoch != worker.epoch:
+            worker.progress_planned = worker.pulse.progress if worker.pulse else 0
         worker.rank, worker.waiting, worker.epoch = member.rank, False, plan.epoch
     worker.stall_rebase = True
     step.forget_stall(worker.name)

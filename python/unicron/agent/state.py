@@ -53,6 +53,7 @@ class Worker:
     built_for: Rank = -1  # the role whose GPU it asked for last
     pid: int = 0
     epoch: int = 0
+    progress_planned: int = 0  # of its loop, when it was given that epoch
     warms_up: bool = False  # it has its slot for itself while it waits
     is_connected: bool = False  # its control connection
     has_finished: bool = False
@@ -100,6 +101,7 @@ class Worker:
             progress=self.pulse.progress if self.pulse else 0,
             loss=self.pulse.loss if self.pulse and self.pulse.committed_iteration >= 0 else None,
             gpu=self.has_gpu,
+            progress_planned=self.progress_planned,
         )
 
 

@@ -166,6 +166,9 @@ def note_status(step: Step, task: TaskState, status: WorkerStatus) -> None:
     worker.iteration_now = status.iteration
     worker.stage = status.stage
     worker.progress = max(worker.progress, status.progress)
+    if status.progress_planned is not None and task.plan is not None and status.epoch == task.plan.epoch:
+        # What was known here when the plan went out may be as old as a heartbeat: what it did before is no answer.
+        worker.progress_planned = status.progress_planned
     if is_member(task, worker):
         task.iteration = max(task.iteration, status.iteration)
         if worker.epoch_heard < task.epoch:  # where it stood before the plan, which is heard now

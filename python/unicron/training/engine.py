@@ -310,10 +310,11 @@ class Engine:
 
     def _reduce(self, action: do.Reduce) -> on.AnyEvent:
         def before(segment: int) -> None:
-            self._pulse(Stage.REDUCE, segment, waiting=True)
+            self._pulse(Stage.REDUCE, segment)
             self.points.maybe(FaultPoint.REDUCE, segment)
             if self.machine.healing or self.machine.record.repeat:
                 self.points.maybe(FaultPoint.REDUCE_AGAIN, segment)
+            self.link.pulse.set_waiting(True)  # not before: who never begins it waits for nobody
 
         shared = tuple(map(self.groups.data_index, action.shared))
         group = self.groups.data_group()
@@ -332,8 +333,9 @@ class Engine:
         return on.Done()
 
     def _commit(self, action: do.Commit) -> on.AnyEvent:
-        self._pulse(Stage.COMMIT, waiting=True)
+        self._pulse(Stage.COMMIT)
         self.points.maybe(FaultPoint.COMMIT, BEFORE)
+        self.link.pulse.set_waiting(True)
         self.link.take_orders()
         plan = self.machine.plan
         assert plan is not None
