@@ -41,7 +41,7 @@ def owner(line: Line, nbytes: int) -> None:
     copier = _core.GpuCopier(0)
     for address in addresses[1:]:  # something else than what the memory held
         copier.copy(address, addresses[0], GIB, "plain", 60_000)
-    digests = [_core.gpu_digest(0, address, min(GIB, nbytes), 0, 60_000) for address in addresses]
+    digests = [_core.gpu_digest(0, [(address, min(GIB, nbytes), 0)], 60_000) for address in addresses]
     sizes = [size for _, _, size in arena.slabs()]
     line.send({"sizes": sizes, "build_ms": build_ms, "digests": digests}, arena.export_all())
     line.receive()
@@ -59,7 +59,7 @@ def heir(line: Line, nbytes: int) -> None:
     adopt_ms = timed_ms(lambda: arena.adopt(fds, message["sizes"]))
     digests: list[int] = []
     digest_ms = timed_ms(
-        lambda: digests.extend(_core.gpu_digest(0, address, min(GIB, nbytes), 0, 60_000) for address in addresses)
+        lambda: digests.extend(_core.gpu_digest(0, [(address, min(GIB, nbytes), 0)], 60_000) for address in addresses)
     )
     line.send(
         {"context_ms": context_ms, "ready_ms": ready_ms, "let_go_ms": let_go_ms, "adopt_ms": adopt_ms,

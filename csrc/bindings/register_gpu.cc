@@ -108,10 +108,13 @@ void register_digests(py::module_& module) {
       py::arg("data"), py::arg("offset"));
   module.def(
       "gpu_digest",
-      [](int device, uint64_t address, uint64_t nbytes, uint64_t offset, int64_t timeout_ms) {
-        return state::gpu_digest(device, address, nbytes, offset, after_ms(timeout_ms));
+      [](int device, const std::vector<std::tuple<uint64_t, uint64_t, uint64_t>>& pieces, int64_t timeout_ms) {
+        std::vector<state::GpuPiece> found;
+        found.reserve(pieces.size());
+        for (const auto& [address, nbytes, offset] : pieces) found.push_back({address, nbytes, offset});
+        return state::gpu_digest(device, found, after_ms(timeout_ms));
       },
-      py::arg("device"), py::arg("address"), py::arg("nbytes"), py::arg("offset"), py::arg("timeout_ms"), ReleaseGil());
+      py::arg("device"), py::arg("pieces"), py::arg("timeout_ms"), ReleaseGil());
 }
 
 state::CopyMode to_mode(const std::string& name) {

@@ -41,16 +41,20 @@ uint64_t digest(const void* data, size_t num_bytes, uint64_t offset) {
   return total;
 }
 
-uint64_t gpu_digest(int device, gpu::DevicePointer address, size_t num_bytes, uint64_t offset, Deadline deadline) {
-  require_aligned(offset, "the offset");
-  require_aligned(address, "the address");
+uint64_t gpu_digest(int device, const std::vector<GpuPiece>& pieces, Deadline deadline) {
+  for (const GpuPiece& piece : pieces) {
+    require_aligned(piece.offset, "the offset");
+    require_aligned(piece.address, "the address");
+  }
   const gpu::ScopedDevice current(device);
   const gpu::OwnedStream stream;
   const gpu::DeviceWords total(1, stream.get());
   gpu::DevicePointer total_address = total.address();
-  uint64_t first_word = offset / sizeof(uint64_t);
-  void* arguments[] = {&address, &num_bytes, &first_word, &total_address};
-  gpu::launch(device, "unicron_digest", num_bytes / kUnitBytes, stream.get(), arguments);
+  for (GpuPiece piece : pieces) {
+    uint64_t first_word = piece.offset / sizeof(uint64_t);
+    void* arguments[] = {&piece.address, &piece.num_bytes, &first_word, &total_address};
+    gpu::launch(device, "unicron_digest", piece.num_bytes / kUnitBytes, stream.get(), arguments);
+  }
   gpu::OwnedEvent done;
   done.record(stream.get());
   done.wait(deadline, "computing a digest");

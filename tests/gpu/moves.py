@@ -66,13 +66,13 @@ class Case:
         self.drained_after: list[int] = []  # iterations
         self.moved_s: list[float] = []  # from a drain until the node is left
         self.task = ""
-        self.peaks_mib: list[int] = []  # of each GPU's used memory
+        self.memory_mib: dict[int, list[tuple[float, int]]] = {}  # of each GPU: (when in ms, used) where it changed
 
     def carry_out(self, disturb: Callable[[Case], None] | None = None) -> dict[str, Any]:
         begun = time.monotonic()
         result: dict[str, Any] = {"case": self.name, "error": ""}
         try:
-            with memory_peaks(self.peaks_mib):
+            with memory_noted(self.memory_mib):
                 self.task = self._cluster.submit(self._job())
                 if disturb is not None:
                     disturb(self)
@@ -163,8 +163,8 @@ class Case:
 
 
 @contextlib.contextmanager
-def memory_peaks(peaks: list[int]) -> Iterator[None]:
-    """The most that is used of each GPU's memory meanwhile (MiB, looked at every MEMORY_MS)."""
+def memory_noted(noted: dict[int, list[tuple[float, int]]]) -> Iterator[None]:
+    """What is used of each GPU's memory meanwhile, looked at every MEMORY_MS."""
     if shutil.which("nvidia-smi") is None:
         yield
         return
@@ -176,8 +176,9 @@ def memory_peaks(peaks: list[int]) -> Iterator[None]:
     def read() -> None:
         for line in told.stdout or ():
             index, used = map(int, line.split(","))
-            peaks.extend([0] * (index + 1 - len(peaks)))
-            peaks[index] = max(peaks[index], used)
+            before = noted.setdefault(index, [])
+            if not before or before[-1][1] != used:
+                before.append((round(time.monotonic() * 1000), used))
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -262,7 +263,8 @@ def measured(case: Case, result: dict[str, Any]) -> None:
     rates = [round(t["nbytes"] / max(t["ms"], 1e-3) / 1e6, 1) for i in moves for t in i["transfers"]]
     result |= {"median_ms": round(median, 2), "pauses_ms": pauses, "first": firsts, "gb_per_s": rates,
                "moved_s": case.moved_s, "num_moves": len(moves), "iterations": len(case.losses),
-               "peaks_mib": case.peaks_mib}  # fmt: skip
+               "peaks_mib": [max(used for _, used in case.memory_mib[gpu]) for gpu in sorted(case.memory_mib)],
+               "memory_mib": case.memory_mib}  # fmt: skip
 
 
 def wrongs(result: dict[str, Any], case: Case, reference: Case, wanted: list[str], layout: Layout) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -27,7 +29,17 @@ def test_digest(num_bytes: int) -> None:
     torch.cuda.synchronize()
     for offset in (0, 160):
         expected = _core.digest(data.numpy(), offset)
-        assert _core.gpu_digest(0, on_gpu.data_ptr(), num_bytes, offset, 10_000) == expected
+        assert _core.gpu_digest(0, [(on_gpu.data_ptr(), num_bytes, offset)], 10_000) == expected
+
+
+def test_digests_of_pieces_add_up() -> None:
+    data = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8)
+    on_gpu = data.cuda()
+    torch.cuda.synchronize()
+    cuts = [0, 16, 4096, 4112, 1 << 19, 1 << 20]
+    pieces = [(on_gpu.data_ptr() + a, b - a, a) for a, b in itertools.pairwise(cuts)]
+    assert _core.gpu_digest(0, pieces[::-1], 10_000) == _core.digest(data.numpy(), 0)
+    assert _core.gpu_digest(0, [], 10_000) == 0
 
 
 @pytest.mark.parametrize("mode", ["plain", "overlapped", "fused"])

@@ -29,7 +29,7 @@ def reader(line: Line, device: int, sizes: list[int], big_bytes: int) -> None:
     begun = time.monotonic()
     mapping = _core.GpuMapping(fds[largest], sizes[largest], device)
     map_ms = (time.monotonic() - begun) * 1000
-    digests = {"mapped": _core.gpu_digest(device, mapping.address, big_bytes, 0, 20_000)}
+    digests = {"mapped": _core.gpu_digest(device, [(mapping.address, big_bytes, 0)], 20_000)}
     rates = {}
     for mode in ("plain", "overlapped", "fused"):
         for _ in range(3):
@@ -37,7 +37,7 @@ def reader(line: Line, device: int, sizes: list[int], big_bytes: int) -> None:
         rates[mode] = big_bytes / ms / 1e6
         if mode != "plain":
             digests[mode] = digest
-    digests["copied"] = _core.gpu_digest(device, target.data_ptr(), big_bytes, 0, 20_000)
+    digests["copied"] = _core.gpu_digest(device, [(target.data_ptr(), big_bytes, 0)], 20_000)
     line.send({"digests": digests, "gb_per_s": rates, "map_ms": map_ms})
     for fd in fds:
         os.close(fd)

@@ -148,7 +148,7 @@ class State:
         from unicron import _core
 
         address, nbytes = self.big.data_ptr(), self.big.numel() * 8
-        return int(_core.gpu_digest(self.pool.device, address, nbytes, 0, 20_000))
+        return int(_core.gpu_digest(self.pool.device, [(address, nbytes, 0)], 20_000))
 
 
 def owner(line: Line, device: int, big_bytes: int, end: str) -> None:

@@ -27,7 +27,7 @@ MIB = 1 << 20
 def test_without_a_driver_everything_says_so() -> None:
     program = """
         assert _core.num_cuda_devices() == 0 and _core.cuda_driver_version() == 0
-        for call in (lambda: _core.GpuArena(0, 0, True), lambda: _core.gpu_digest(0, 16, 16, 0, 100)):
+        for call in (lambda: _core.GpuArena(0, 0, True), lambda: _core.gpu_digest(0, [(16, 16, 0)], 100)):
             try:
                 call()
             except _core.UnicronError as error:

@@ -169,11 +169,14 @@ class StateTransfer:
 
     def _digest(self, pieces: Sequence[torch.Tensor], extra: torch.Tensor) -> int:
         self._memory.synchronize()
-        total = offset = 0
+        total, offset, on_gpu = 0, 0, []
         for piece in [*pieces, extra]:
-            total += digest_of(piece, offset)
+            if piece.is_cuda:
+                on_gpu.append((piece, offset))
+            else:
+                total += digest_of(piece, offset)
             offset += (piece.numel() * piece.element_size() + 15) // 16 * 16
-        return total % WORD
+        return (total + _gpu_digest(on_gpu)) % WORD
 
     def _send(self, piece: torch.Tensor, peer: int, group: dist.ProcessGroup | None) -> None:
         if self._memory.pool is None:
@@ -190,9 +193,20 @@ class StateTransfer:
 
 def digest_of(piece: torch.Tensor, offset: int = 0) -> int:
     """Of what lies there when it is called: on a GPU, what was begun before must have ended."""
-    if piece.is_cuda:
-        if piece.data_ptr() % GPU_ALIGN:  # a small shard's place in the parameters
-            piece = piece.clone()
-        nbytes = piece.numel() * piece.element_size()
-        return int(_core.gpu_digest(piece.device.index, piece.data_ptr(), nbytes, offset, DIGEST_MS_MAX))
-    return int(_core.digest(piece.numpy(), offset))
+    return _gpu_digest([(piece, offset)]) if piece.is_cuda else int(_core.digest(piece.numpy(), offset))
+
+
+def _gpu_digest(pieces: Sequence[tuple[torch.Tensor, int]]) -> int:
+    """Of all of them, at their offsets, with one wait."""
+    if not pieces:
+        return 0
+    device = pieces[0][0].device
+    # A small shard may lie anywhere in the parameters.
+    copies = [piece.clone() if piece.data_ptr() % GPU_ALIGN else piece for piece, _ in pieces]
+    if any(copy is not piece for copy, (piece, _) in zip(copies, pieces, strict=True)):
+        torch.cuda.current_stream(device).synchronize()
+    places = [
+        (copy.data_ptr(), copy.numel() * copy.element_size(), offset)
+        for copy, (_, offset) in zip(copies, pieces, strict=True)
+    ]
+    return int(_core.gpu_digest(device.index, places, DIGEST_MS_MAX))

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/time.h"
 #include "gpu/driver_api.h"
@@ -16,7 +17,15 @@ namespace unicron::state {
 // Sums modulo 2^64 of neighbours are the digest of both.
 uint64_t digest(const void* data, size_t num_bytes, uint64_t offset);
 
-// The same of a GPU's memory; `address` is a multiple of 16. Waits no longer than the deadline.
-uint64_t gpu_digest(int device, gpu::DevicePointer address, size_t num_bytes, uint64_t offset, Deadline deadline);
+// Memory of a GPU at byte `offset` of a whole; `address` is a multiple of 16 too.
+struct GpuPiece {
+  gpu::DevicePointer address;
+  size_t num_bytes;
+  uint64_t offset;
+};
+
+// The sum of the digests of these pieces, with one wait for all: a model has a thousand, and a wait takes as long as
+// the digest of 100 MB. No longer than the deadline.
+uint64_t gpu_digest(int device, const std::vector<GpuPiece>& pieces, Deadline deadline);
 
 }  // namespace unicron::state
