@@ -228,3 +228,43 @@ def test_what_stages_share_is_given_to_them_with_any_plan_before_the_first_step(
     assert isinstance(rebuild, do.RebuildInside) and rebuild.is_first
     later = [msgspec.structs.replace(record, iteration=3, begun=True, dealt=(0, 1)) for record in mates]
     assert not resolve_replica(later).is_first
+
+
+def test_what_a_lost_replica_had_is_known_as_its_own_also_to_who_had_not_begun() -> None:
+    """Who had not begun the iteration computes its own share and part of the lost one's at once. It counted neither as
+    begun before, and incidents told 1 of 3 micro-batches that had been computed again."""
+    layout = Layout(dp=3, num_micro_batches=6)
+    machines = [HealingMachine(rank, layout, 2) for rank in range(3)]
+    members = tuple(Member(rank, f"n{rank}", f"n{rank}.w0") for rank in range(3))
+    start = EpochPlan("t", 1, PlanKind.START, layout, (0, 1, 2), members)
+    gathered = [Record(rank, 0, Stage.STARTING, num_segments=2) for rank in range(3)]
+    for machine in machines:
+        (action,) = machine.step(on.Joined(start, gathered[machine.rank]))
+        assert isinstance(behind_meeting(machine, action, gathered), do.Ready)
+        for event in (on.IterationBegun(0), on.Done(), on.Done(), on.Done(), on.CommitDone(COMMIT), on.Done()):
+            (action,) = machine.step(event)
+        assert isinstance(action, do.EndIteration)
+    (action,) = machines[0].step(on.IterationBegun(1))
+    assert isinstance(action, do.Compute) and action.micro_batches == (0, 1)
+    machines[0].step(on.Done())
+    (action,) = machines[0].step(on.Done())
+    assert isinstance(action, do.Reduce)
+    lost = EpochPlan("t", 2, PlanKind.SHRINK, layout, (0, 1), members[:2], (2,), ())
+    for machine in machines[:2]:
+        machine.step(on.PlanArrived(lost))
+    (broke,) = machines[0].step(on.Broken(inside=False, text="gone"))
+    (begins,) = machines[1].step(on.IterationBegun(1))
+    records = [machine.record for machine in machines[:2]]
+    actions = [behind_meeting(m, a, records) for m, a in zip(machines, (broke, begins), strict=False)]
+    computed = [action.micro_batches for action in actions if isinstance(action, do.Compute)]
+    assert sorted(n for c in computed for n in c) == [2, 3, 4, 5] and len(computed) == 2
+    others = {n for m, c in zip(machines, computed, strict=False) for n in c if m.is_others(n) or m.is_extra}
+    assert others == {4, 5}
+
+
+def behind_meeting(machine: HealingMachine, action: do.AnyAction, records: list[Record]) -> do.AnyAction:
+    """What it does after its meeting, which begins with this action."""
+    while isinstance(action, (do.RebuildInside, do.RebuildCross, do.ExchangeInside, do.ExchangeWorld)):
+        event = on.RecordsGathered(records) if isinstance(action, (do.ExchangeInside, do.ExchangeWorld)) else on.Done()
+        (action,) = machine.step(event)
+    return action

@@ -211,7 +211,8 @@ REPLACE = (
     Case("commit-inside", "kill", "commit", INSIDE, shares=0),
     Case("commit-seen-by-others", "kill", "commit", AFTER, shares=0),
     Case("confirm-before", "kill", "confirm", BEFORE, shares=0, inside_only=True),
-    Case("confirm-inside", "kill", "confirm", INSIDE, shares=0, inside_only=True),
+    # Its part may have gone out: then who has the result steps, and begins the next iteration with it, for nothing.
+    Case("confirm-inside", "kill", "confirm", INSIDE, shares=0.5, inside_only=True),
     Case("step", "kill", "step"),
     Case("gather", "kill", "gather", sharded_only=True),
     Case("gather-inside", "kill", "gathering", 0, sharded_only=True),
@@ -325,6 +326,7 @@ def _node_dies(then: str, case: Case, layout: Layout, faults: Sequence[Fault], b
             replaced=None,
             incidents_max=layout.replica_size + case.incidents(),
             recomputed_replicas=case.shares_of(layout),
+            told_more=True,
             # With lanes nobody else has computed the same micro-batches; and who is scribbled into ends itself.
             told_less=(layout.ep > 1 and case.again == "reduce_again") or case.again_fault == "scribble",
         ),

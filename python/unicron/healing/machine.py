@@ -218,6 +218,11 @@ class HealingMachine:
         mine = assigned(self.replica, dealt, self.layout.num_sets)
         return self._work(Work(mine, dealt, extra=False, reduce_only=False, reason=why))
 
+    def is_others(self, number: int) -> bool:
+        """Is this set of micro-batches, which it computes, the share of a replica that was lost?"""
+        dealt = self.record.dealt
+        return self.replica in dealt and number not in assigned(self.replica, dealt, self.layout.num_sets)
+
     def _work(self, work: Work) -> do.AnyAction:
         """Go on with an iteration, or park the work until the script is there."""
         iteration = self.record.iteration

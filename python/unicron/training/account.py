@@ -46,10 +46,11 @@ class Account:
             self._interrupted = self._machine.record.iteration
 
     def forward_begins(self, iteration: int, micro_batch: int, again: bool) -> None:
-        """again: it had begun on this role before. One of a lost replica, dealt to this one, had begun elsewhere."""
-        is_elsewhere = self._machine.is_extra or self.state_source == StateSource.BUDDY or self.is_far_heir
-        is_dealt = self._machine.healing and is_elsewhere
-        if again or is_dealt:
+        """again: it had begun on this role before. One of a lost replica, dealt to this one, had begun elsewhere,
+        whether this one had begun its own by then or not."""
+        machine = self._machine
+        is_others = machine.is_extra or machine.is_others(micro_batch // machine.layout.ep)
+        if again or (machine.healing and (is_others or self.state_source == StateSource.BUDDY or self.is_far_heir)):
             self._again.add((iteration, micro_batch))
 
     def groups_made(self, number: int) -> None:
