@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from unicron._core import UnicronError
 from unicron.training.reshard.boxes import Box, Piece, boxes_of_range, row_strides
+from unicron.training.reshard.copies import copy_digests, differing, first_only
 from unicron.training.reshard.digest import WORD, digest_of
 from unicron.training.reshard.move import Memories, Mover, own_digests, total
 from unicron.training.reshard.plan import Moves, NotCovered, Place, common_shapes, cover, messages_of, plan_moves
@@ -250,3 +252,40 @@ def test_a_box_that_reaches_out_of_its_memory_is_refused() -> None:
         piece = Piece("t", "float32", shape, box, place, (6, 1))
         with pytest.raises(UnicronError, match="reaches out of"):
             digest_of(np.zeros(96, np.uint8), piece, box, shape)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    old=st.sampled_from([(1, 2, 1), (1, 2, 3), (2, 2, 2)]), new=LAYOUTS, sharded=st.booleans(),
+    drifted=st.sets(st.sampled_from(["param/embedding", "exp_avg/embedding"])),
+)  # fmt: skip
+def test_of_copies_that_differ_the_first_one_moves(
+    old: tuple[int, int, int], new: tuple[int, int, int], sharded: bool, drifted: set[str]
+) -> None:
+    """The last stage's embedding is the second copy of the first one's, and may differ from it in bits."""
+    places, held_bytes, wanted_bytes = places_for(old, new, (sharded, sharded), 2)
+    last = range(old[0] * old[2] * (old[1] - 1), math.prod(old))
+    places = [second_copy(place) if number in last else place for number, place in enumerate(places)]
+    shapes = common_shapes(places)
+    held, wanted = ([np.zeros(n, np.uint8) for n in sizes] for sizes in (held_bytes, wanted_bytes))
+    for number, (place, memory) in enumerate(zip(places, held, strict=True)):
+        fill(memory, place.held)
+        for piece in place.held if number in last else ():
+            if piece.name in drifted:
+                memory[piece.place] ^= 1
+    holds = [memory if place.held else None for place, memory in zip(places, held, strict=True)]
+    shares = [copy_digests(n, [p.held for p in places], shapes, memory) for n, memory in enumerate(holds)]
+    assert differing(shares) == drifted
+    moved = first_only(places, differing(shares))
+    carry_out(plan_moves(moved), moved, held, wanted)
+    for place, memory in zip(places, wanted, strict=True):
+        for piece in place.wanted:
+            if (box := piece.box.clipped(shapes[piece.name])) is not None:
+                strides = tuple(4 * s for s in piece.strides)
+                view = np.ndarray(box.extent, np.uint32, memory, piece.place_of(box.offset), strides)
+                assert (view == value_at(piece.name, piece.shape, box)).all(), piece
+
+
+def second_copy(place: Place) -> Place:
+    held = [msgspec.structs.replace(p, copy=int("embedding" in p.name)) for p in place.held]
+    return msgspec.structs.replace(place, held=tuple(held))

@@ -35,7 +35,7 @@ from unicron.types import Layout
 
 WAY = ((1, 1, 2), (2, 1, 1), (1, 2, 2), (2, 1, 2), (1, 1, 4))
 MICRO_BATCHES = 8
-NODES, SLOTS = 2, 2
+SLOTS = 2  # of a node
 MOVE_S_MAX = 240.0
 RUN_S_MAX = 900.0
 LOOK_S = 0.05
@@ -64,8 +64,9 @@ class Course:
         self._sharded = options.optimizer == "distributed"
         self.layouts = [layout_of(*sizes, sharded=self._sharded, instances=options.instances) for sizes in options.way]
         self._leg, self._kill, self._say = options.leg, options.kill, say
+        nodes = -(-max(layout.world_size for layout in self.layouts) // SLOTS)
         self._cluster = LocalCluster(
-            NODES, SLOTS, understudies=1, imports=IMPORTS, log_dir=(self._folder / "logs" / "cluster").resolve(),
+            nodes, SLOTS, understudies=1, imports=IMPORTS, log_dir=(self._folder / "logs" / "cluster").resolve(),
             owner="unicron.demo.layouts",
         )  # fmt: skip
 

@@ -34,6 +34,7 @@ class _Part(NamedTuple):
     first: int
     strides: tuple[int, ...]  # of the local tensor
     is_padded: bool
+    copy: int  # Piece.copy
 
     @property
     def is_dense(self) -> bool:
@@ -129,8 +130,14 @@ def _part(param: torch.Tensor, tensor: Any) -> _Part:
     box = Box(tuple(map(int, tensor.global_offset)), tuple(map(int, extent)))
     return _Part(
         tensor.key, tuple(map(int, tensor.global_shape)), box, tensor.prepend_axis_num, first,
-        tuple(tensor.data.stride()), bool(tensor.allow_shape_mismatch),
+        tuple(tensor.data.stride()), bool(tensor.allow_shape_mismatch), _copy_of(tensor.replica_id),
     )  # fmt: skip
+
+
+def _copy_of(replica_id: Any) -> int:
+    """megatron-core says which of all copies this is: (of stages, of tensor-parallel ranks, of replicas)."""
+    inside = replica_id[:-1] if isinstance(replica_id, tuple) else ()
+    return sum(int(number) << 16 * place for place, number in enumerate(reversed(inside)))
 
 
 def _pieces(kind: str, tensor: torch.Tensor, parts: list[_Part], start: int, end: int, where: Where) -> Iterator[Piece]:
@@ -142,7 +149,7 @@ def _pieces(kind: str, tensor: torch.Tensor, parts: list[_Part], start: int, end
         elif (start, end) == (0, tensor.numel()) and tensor.dim() == len(part.strides):
             strides = (*(0 for _ in range(part.prepended)), *part.strides)
             place = base + item * part.first
-            yield Piece(f"{kind}/{part.key}", dtype, part.shape, part.box, place, strides, part.is_padded)
+            yield Piece(f"{kind}/{part.key}", dtype, part.shape, part.box, place, strides, part.is_padded, part.copy)
         else:
             raise NotDescribed(f"{part.key}: a part of a parameter that is not dense, divided over replicas")
 
@@ -156,7 +163,8 @@ def _of_range(kind: str, dtype: str, part: _Part, span: tuple[int, int], memory:
     for local in boxes_of_range(part.box.extent, low - part.first, high - part.first):
         offset = tuple(map(sum, zip(part.box.offset, local.offset, strict=True)))
         box = Box(offset, local.extent)
-        yield Piece(f"{kind}/{part.key}", dtype, part.shape, box, place, row_strides(local.extent), part.is_padded)
+        strides = row_strides(local.extent)
+        yield Piece(f"{kind}/{part.key}", dtype, part.shape, box, place, strides, part.is_padded, part.copy)
         place += item * local.volume
 
 

@@ -76,6 +76,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     place: int  # byte of the box's first element in the arena
     strides: Ints  # in elements, one an axis
     padded: bool = False  # the shape depends on the layout (a padded vocabulary): what is beyond the smaller is void
+    copy: int = 0  # of those that one replica has of it: copies.py
 
     @property
     def item_bytes(self) -> int:

@@ -20,7 +20,8 @@ from unicron.faults.perform import perform
 from unicron.messages import ChangeLayout, LayoutReady, cut
 from unicron.runtime.store_client import StoreClient
 from unicron.training.ledger import Ledger
-from unicron.training.reshard.boxes import Piece
+from unicron.training.reshard.boxes import Ints, Piece
+from unicron.training.reshard.copies import ByCopy, copy_digests, differing, first_only
 from unicron.training.reshard.digest import digest_of_all
 from unicron.training.reshard.former import Former
 from unicron.training.reshard.line import CalledOff, Line
@@ -113,8 +114,10 @@ class Change:
         iterations = {said.iteration for said in everybody if said.iteration >= 0}
         if len(iterations) != 1:
             raise LayoutsDiffer(f"members at iterations {sorted(iterations)}")
-        shapes, moves = common_shapes(places), plan_moves(places)
+        shapes = common_shapes(places)
         held = None if former is None else former.bytes_view
+        places = first_only(places, self._part("copies", lambda: self._differing_copies(places, shapes, held)))
+        moves = plan_moves(places)
         self._maybe_fault(0)
         before = self._part("digest", lambda: own_digests(self._own, [p.held for p in places], shapes, held))
         self._part("move", lambda: self._move(Memories(held, wanted), moves, len(places)))
@@ -227,6 +230,10 @@ class Change:
             mover.run(moves, num_places)
         finally:
             line.close()
+
+    def _differing_copies(self, places: list[Place], shapes: dict[str, Ints], held: Any) -> set[str]:
+        own = copy_digests(self._own, [place.held for place in places], shapes, held)
+        return differing([msgspec.msgpack.decode(data, type=ByCopy) for data in self._share("copies", own)])
 
     def _compare(self, places: list[Place], own: _Digests) -> dict[str, int]:
         """Of every global tensor, when they are what they were. Raises LayoutsDiffer."""
