@@ -1,6 +1,5 @@
 """The native core. Regenerated from the built module and compared by tests/typing."""
 
-from collections.abc import Sequence
 from typing import final
 
 class UnicronError(Exception): ...
@@ -379,7 +378,7 @@ def digest(data: object, offset: int) -> int:
     """64-bit digest of a contiguous buffer at byte `offset` (a multiple of 16) of a whole. Digests of neighbours add up
     modulo 2^64. The same as gpu_digest(). Releases the GIL."""
 
-def gpu_digest(device: int, pieces: Sequence[tuple[int, int, int]], timeout_ms: int) -> int:
+def gpu_digest(device: int, pieces: list[tuple[int, int, int]], timeout_ms: int) -> int:
     """The digest() of pieces of a GPU's memory, summed; (address, nbytes, offset) each, address and offset multiples of
     16. Not ordered after anybody's stream: synchronise first. Raises Timeout. Releases the GIL."""
 
