@@ -310,6 +310,7 @@ class Engine:
 
     def _reduce(self, action: do.Reduce) -> on.AnyEvent:
         def before(segment: int) -> None:
+            self.link.pulse.set_waiting(False)  # as the segment before left it
             self._pulse(Stage.REDUCE, segment)
             self.points.maybe(FaultPoint.REDUCE, segment)
             if self.machine.healing or self.machine.record.repeat:
