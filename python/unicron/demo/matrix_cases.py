@@ -326,7 +326,6 @@ def _node_dies(then: str, case: Case, layout: Layout, faults: Sequence[Fault], b
             replaced=None,
             incidents_max=layout.replica_size + case.incidents(),
             recomputed_replicas=case.shares_of(layout),
-            told_more=True,
             # With lanes nobody else has computed the same micro-batches; and who is scribbled into ends itself.
             told_less=(layout.ep > 1 and case.again == "reduce_again") or case.again_fault == "scribble",
         ),
