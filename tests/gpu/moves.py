@@ -186,42 +186,37 @@ def memory_noted(noted: dict[int, list[tuple[float, int]]]) -> Iterator[None]:
         yield
     finally:
         told.terminate()
-        told.wait()
+        told.wait(5)
         reader.join(5)
 
 
-def restart_about(case: Case) -> None:
-    """As move_about, through a checkpoint: what is done where nothing moves."""
-    options, cluster = case._options, case._cluster
-    for _ in range(options.moves):
+def leave_a_node(case: Case, leave: Callable[[Case, str], None]) -> None:
+    """The node of the last rank is left, in this way, and so on from wherever the roles are then."""
+    for _ in range(case._options.moves):
         at = case.read() + 10
         case.wait(lambda at=at: case.read() >= at, f"iteration {at}")  # type: ignore[misc]
         node = case.homes()[-1]
         begun = time.monotonic()
         case.drained_after.append(case.read())
-        cluster.ask("suspend", task=case.task)
-        case.wait(lambda: cluster.task_row(case.task)["phase"] == "suspended", "its suspension")
-        cluster.drain(node)
-        cluster.ask("resume", task=case.task)
-        at = case.read() + 1
-        case.wait(lambda at=at: case.read() >= at, f"iteration {at}, elsewhere")  # type: ignore[misc]
+        leave(case, node)
         case.moved_s.append(round(time.monotonic() - begun, 1))
-        cluster.undrain(node)
+        case._cluster.undrain(node)
 
 
-def move_about(case: Case) -> None:
-    """Drain the node of the last rank, wait until it is left, and so on from wherever the roles are then."""
-    options, cluster = case._options, case._cluster
-    for _ in range(options.moves):
-        at = case.read() + 10
-        case.wait(lambda at=at: case.read() >= at, f"iteration {at}")  # type: ignore[misc]
-        node = case.homes()[-1]
-        begun = time.monotonic()
-        case.drained_after.append(case.read())
-        cluster.drain(node)
-        case.wait(lambda node=node: node not in case.homes(), f"{node} to be left")  # type: ignore[misc]
-        case.moved_s.append(round(time.monotonic() - begun, 1))
-        cluster.undrain(node)
+def through_checkpoint(case: Case, node: str) -> None:
+    """What is done where nothing moves."""
+    cluster = case._cluster
+    cluster.ask("suspend", task=case.task)
+    case.wait(lambda: cluster.task_row(case.task)["phase"] == "suspended", "its suspension")
+    cluster.drain(node)
+    cluster.ask("resume", task=case.task)
+    at = case.read() + 1
+    case.wait(lambda: case.read() >= at, f"iteration {at}, elsewhere")
+
+
+def by_drain(case: Case, node: str) -> None:
+    case._cluster.drain(node)
+    case.wait(lambda: node not in case.homes(), f"{node} to be left")
 
 
 def lose_a_node(case: Case) -> None:
@@ -244,7 +239,7 @@ def lose_a_node(case: Case) -> None:
     cluster.wait_for_nodes(60)
 
 
-DISTURBANCES = {NODE_LOST: lose_a_node, RESTART: restart_about}
+DISTURBANCES = {NODE_LOST: lose_a_node, RESTART: lambda case: leave_a_node(case, through_checkpoint)}
 
 
 def measured(case: Case, result: dict[str, Any]) -> None:
@@ -356,7 +351,7 @@ def run_cases(cluster: LocalCluster, options: argparse.Namespace, layout: Layout
             continue
         if name != "reference":
             case = Case(name, cluster, options, layout)
-            cases.append((case, case.carry_out(DISTURBANCES.get(name, move_about))))
+            cases.append((case, case.carry_out(DISTURBANCES.get(name, lambda case: leave_a_node(case, by_drain)))))
             measured(*cases[-1])
         case, result = cases[-1]
         wrong = wrongs(result, case, reference, undisturbed["digests"], layout)

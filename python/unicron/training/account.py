@@ -48,10 +48,14 @@ class Account:
     def forward_begins(self, iteration: int, micro_batch: int, again: bool) -> None:
         """again: it had begun on this role before. One of a lost replica, dealt to this one, had begun elsewhere,
         whether this one had begun its own by then or not."""
-        machine = self._machine
-        is_others = machine.is_extra or machine.is_others(micro_batch // machine.layout.ep)
-        if again or (machine.healing and (is_others or self.state_source == StateSource.BUDDY or self.is_far_heir)):
+        if again or (self._machine.healing and self._began_elsewhere(micro_batch)):
             self._again.add((iteration, micro_batch))
+
+    def _began_elsewhere(self, micro_batch: int) -> bool:
+        machine = self._machine
+        if machine.is_extra or self.state_source == StateSource.BUDDY or self.is_far_heir:
+            return True
+        return machine.is_others(micro_batch // machine.layout.ep)
 
     def groups_made(self, number: int) -> None:
         self._rebuilt += number

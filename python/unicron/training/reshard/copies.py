@@ -27,13 +27,14 @@ def copy_digests(
 ) -> ByCopy:
     """This participant's share of the digest of each copy of every tensor that has several. A copy that is not whole
     has none."""
-    numbers: dict[str, set[int]] = defaultdict(set)
-    for piece in (piece for pieces in pieces_of for piece in pieces):
-        numbers[piece.name].add(piece.copy)
+    held: dict[str, dict[int, dict[int, list[Piece]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for number, pieces in enumerate(pieces_of):
+        for piece in pieces:
+            held[piece.name][piece.copy][number].append(piece)
     found: ByCopy = {}
-    for name, copies in numbers.items():
-        for copy in sorted(copies) if len(copies) > 1 else ():
-            those = [[p for p in pieces if (p.name, p.copy) == (name, copy)] for pieces in pieces_of]
+    for name, copies in held.items():
+        for copy, by_holder in copies.items() if len(copies) > 1 else ():
+            those = [by_holder.get(number, []) for number in range(len(pieces_of))]
             try:
                 share = own_digests(own, those, {name: shapes[name]}, memory)
             except NotCovered:
@@ -43,7 +44,7 @@ def copy_digests(
 
 
 def differing(shares: Iterable[ByCopy]) -> set[str]:
-    """Tensors whose copies are not all whole and equal. shares: copy_digests() of each participant."""
+    """Tensors of which whole copies are not equal. shares: copy_digests() of each participant."""
     totals: ByCopy = {}
     for share in shares:
         for name, digests in share.items():
